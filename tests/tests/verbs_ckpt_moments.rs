@@ -10,8 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use checkpointed::Checkpointed;
+use checkpointed::{Checkpointed, JobOnNodes};
 use fabric::{assert_success, text};
+use snaprig_fixtures::mpi::KERNELS;
 
 /// Programs, what both ends are told, and what is printed in the end. They verify what comes, or count it.
 const PAIRS: [(&str, &str, &str); 8] = [
@@ -34,9 +35,9 @@ enum Victim {
     Supervisor,
 }
 
-/// Which rounds: the variable for others, as how many or as FIRST..END.
-fn rounds(variable: &str) -> Range<u64> {
-    let rounds = std::env::var(variable).unwrap_or("3".to_owned());
+/// Which rounds: so many, or those of the variable, as how many or as FIRST..END.
+fn rounds(variable: &str, count: u64) -> Range<u64> {
+    let rounds = std::env::var(variable).unwrap_or(count.to_string());
     let (first, end) = rounds.split_once("..").unwrap_or(("0", &rounds));
     let number = |text: &str| text.parse().expect("a number of rounds");
     number(first)..number(end)
@@ -65,7 +66,7 @@ fn goes_on(pair: &Checkpointed, round: u64, (elsewhere, of): (&[&str], &[&str]),
     ignore = "ib_write_bw is not installed (ci/setup)"
 )]
 fn at_any_moment() {
-    for round in rounds("SNAPRIG_MOMENTS") {
+    for round in rounds("SNAPRIG_MOMENTS", 3) {
         let (pair, running, _, said) = at_some_moment(round);
         for _ in 0..round % 3 {
             pair.dump("--leave-running");
@@ -89,7 +90,7 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
         Victim::Daemon,
         Victim::Client,
     ];
-    for round in rounds("SNAPRIG_KILLS") {
+    for round in rounds("SNAPRIG_KILLS", 3) {
         let begun = Instant::now();
         let (pair, running, name, said) = at_some_moment(round);
         pair.dump("--leave-running");
@@ -118,5 +119,47 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
             "round {round}: {name}, {victim:?} killed, {:.1?}",
             begun.elapsed()
         );
+    }
+}
+
+/// What becomes of a job once it is checkpointed: it goes on, or is restarted on so many nodes, and with what.
+const FATES: [Option<(&str, &[&str])>; 5] = [
+    None,
+    Some(("4", &[])),
+    Some(("4", &["--model", "B"])),
+    Some(("4", &["--tcp"])),
+    Some(("1", &[])),
+];
+
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn mpi_jobs_on_four_nodes_at_any_moment() {
+    let _alone = fabric::one_job();
+    for round in rounds("SNAPRIG_JOBS", 1) {
+        let begun = Instant::now();
+        let kernel = KERNELS[round as usize % KERNELS.len()].name;
+        let fate = FATES[(round as usize + 1) % FATES.len()];
+        let mut job = JobOnNodes::launched(kernel, ("4", 8), &["--pace-us", "30000"]);
+        std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
+        let said = match fate {
+            None => {
+                job.dump("--leave-running");
+                job.ended()
+            }
+            Some((count, arguments)) => {
+                job.dump("--kill");
+                job.before = job.ended();
+                job.restarted(count, arguments)
+            }
+        };
+        assert_eq!(said, job.kernel.golden, "round {round}: {kernel}, {fate:?}");
+        eprintln!("round {round}: {kernel}, {fate:?}, {:.1?}", begun.elapsed());
     }
 }

@@ -190,14 +190,10 @@ pub unsafe fn make(state: &mut State) -> Result<Made, String> {
         make_queues(real, things)?;
     }
     let listener = things.manage_again()?;
-    for queue in process.qps.iter_mut().flatten().map(|qp| &mut qp.receives) {
+    let own = process.qps.iter_mut().flatten().map(|qp| &mut qp.receives);
+    for queue in own.chain(process.shared.iter_mut().flatten()) {
         queue.unlend_all();
     }
-    process
-        .shared
-        .iter_mut()
-        .flatten()
-        .for_each(|queue| queue.unlend_all());
     // SAFETY: the same.
     let names = unsafe { publish(real, things)? };
     Ok(Made { names, listener })

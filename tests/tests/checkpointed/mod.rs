@@ -5,7 +5,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use snaprig_fixtures::mpi::{KERNELS, Kernel};
@@ -170,18 +170,19 @@ pub fn nodes(count: &str, job: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A kernel of MPI jobs on two nodes that was killed with a checkpoint.
+/// A kernel of MPI jobs on nodes.
 pub struct JobOnNodes {
     directory: tempfile::TempDir,
     /// The kernel.
     pub kernel: &'static Kernel,
-    /// What it had printed by then.
+    running: Option<Child>,
+    /// What it had printed when it was killed.
     pub before: String,
 }
 
 impl JobOnNodes {
     /// Runs a kernel with so many ranks and these flags, until all of them are at work.
-    pub fn checkpointed(name: &str, ranks: usize, flags: &[&str]) -> Self {
+    pub fn launched(name: &str, (count, ranks): (&str, usize), flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
         let kernel = kernel.expect("it is among them");
@@ -189,22 +190,48 @@ impl JobOnNodes {
             .compile("mpicc", directory.path())
             .expect("it compiles");
         let program = program.to_str().expect("a name");
-        let count = ranks.to_string();
-        let mpirun = ["--", "mpirun", "-n", &count];
-        let ucx = ["--mca", "pml", "ucx", "-x", "UCX_TLS=rc,self", program];
         let mut job = Self {
             directory,
             kernel,
+            running: None,
             before: String::new(),
         };
-        let mut launch = nodes("2", &job.job(), &[&mpirun[..], &ucx, flags].concat());
-        let running = launch.spawn().expect("snaprig starts");
+        let all = ranks.to_string();
+        let mpirun = ["--", "mpirun", "-n", &all, "--oversubscribe"];
+        let ucx = ["--mca", "pml", "ucx", "-x", "UCX_TLS=rc,self", program];
+        let mut launch = nodes(count, &job.job(), &[&mpirun[..], &ucx, flags].concat());
+        job.running = Some(launch.spawn().expect("snaprig starts"));
         // All ranks compute: then they have met.
         wait_until("all ranks are at work", || job.ranks_at_work() == ranks);
-        assert_success("ckpt dump", &[job.ckpt(&["dump", "--kill"])]);
-        let output = running.wait_with_output().expect("it ends");
-        job.before = String::from_utf8_lossy(&output.stdout).into_owned();
         job
+    }
+
+    /// The same on two nodes, killed with a checkpoint.
+    pub fn checkpointed(name: &str, ranks: usize, flags: &[&str]) -> Self {
+        let mut job = Self::launched(name, ("2", ranks), flags);
+        job.dump("--kill");
+        job.before = job.ended();
+        job
+    }
+
+    /// Takes a checkpoint.
+    pub fn dump(&self, how: &str) {
+        assert_success("ckpt dump", &[self.ckpt(&["dump", how])]);
+    }
+
+    /// What it has printed when it has ended.
+    pub fn ended(&mut self) -> String {
+        let running = self.running.take().expect("it was launched");
+        let output = running.wait_with_output().expect("it ends");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Restarts it on so many nodes; what it had printed, and prints.
+    pub fn restarted(&self, count: &str, arguments: &[&str]) -> String {
+        let mut restart = nodes(count, &self.job(), &[arguments, &["--restart"]].concat());
+        let after = restart.output().expect("snaprig starts");
+        assert_success(self.kernel.name, std::slice::from_ref(&after));
+        self.before.clone() + &String::from_utf8_lossy(&after.stdout)
     }
 
     /// The job's directory.
