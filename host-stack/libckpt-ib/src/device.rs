@@ -21,6 +21,22 @@ use crate::{
     windows, xrc,
 };
 
+impl Device {
+    /// Another one is below from now on. The program knows its device by name, but looks for files where the device that is
+    /// there has them.
+    ///
+    /// # Safety
+    /// The one below is of the list.
+    pub unsafe fn stand_for(&mut self, below: *mut ibv_device) {
+        // SAFETY: as above.
+        let real = unsafe { &*below };
+        (self.real, self.below) = (below, real.name);
+        let own = &mut self.device;
+        (own.dev_name, own.dev_path) = (real.dev_name, real.dev_path);
+        own.ibdev_path = real.ibdev_path;
+    }
+}
+
 /// What tells a device of ours from one of the libibverbs below, which has nothing there. There is one of it: functions that can be
 /// inlined may have several addresses.
 #[inline(never)]

@@ -138,8 +138,7 @@ unsafe fn choose_devices(things: &mut Things) -> Result<(), String> {
                 .iter()
                 .find(|below| (***below).name == (*device).device.name);
             let chosen = *same.unwrap_or(&below[number % below.len()]);
-            (*device).real = chosen;
-            (*device).below = (*chosen).name;
+            (*device).stand_for(chosen);
         }
     }
     Ok(())

@@ -198,8 +198,10 @@ impl JobOnNodes {
         };
         let all = ranks.to_string();
         let mpirun = ["--", "mpirun", "-n", &all, "--oversubscribe"];
-        let ucx = ["--mca", "pml", "ucx", "-x", "UCX_TLS=rc,self", program];
-        let mut launch = nodes(count, &job.job(), &[&mpirun[..], &ucx, flags].concat());
+        let ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx"];
+        let run = ["-x", "UCX_TLS=rc,self", program];
+        let words = [&mpirun[..], &ucx, &run, flags].concat();
+        let mut launch = nodes(count, &job.job(), &words);
         job.running = Some(launch.spawn().expect("snaprig starts"));
         // All ranks compute: then they have met.
         wait_until("all ranks are at work", || job.ranks_at_work() == ranks);

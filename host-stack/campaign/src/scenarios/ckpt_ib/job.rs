@@ -20,7 +20,7 @@ use super::{
     hardware::{Hardware, Receive, XRC, port},
     invariants::CUT,
     moves::Moving,
-    program::{Program, Request},
+    program::{Program, Request, Which},
     run::{Member, Run},
 };
 
@@ -498,24 +498,28 @@ impl Run {
             self.post_again(member, Queue::Shared(XRC));
         }
         for end in self.members[member].program.ends.clone() {
-            if !self.is_new(member, end.qp) {
-                continue;
-            }
-            self.raise(end.which, State::Init);
-            if !(self.stays(member) && self.canary == Some(Canary::ReceivesLeft)) {
-                self.post_again(member, Queue::Receives(end.qp));
-            }
-            self.raise(end.which, State::Rts);
-            for place in [end.qp, end.by] {
-                let stage = self.members[member].process.qp(place);
-                if stage.is_some_and(|pair| pair.stage == Stage::Failed) {
-                    let (_, of_hca) = self.members[member].hardware.ends[place as usize];
-                    let done = self.fabric.world.state(&of_hca, State::Error);
-                    assert!(done.is_ok(), "{done:?}");
+            for (place, peer) in self.pairs(end.which) {
+                if self.is_new(member, place) {
+                    self.bring_up(member, (end.which, place), peer);
                 }
             }
         }
         true
+    }
+
+    /// A queue pair that was just made is connected, and has the receives that no message has taken.
+    fn bring_up(&mut self, member: usize, (which, place): (Which, u32), peer: Name) {
+        self.driver(member).raise(place, which, peer, State::Init);
+        if !(self.stays(member) && self.canary == Some(Canary::ReceivesLeft)) {
+            self.post_again(member, Queue::Receives(place));
+        }
+        self.driver(member).raise(place, which, peer, State::Rts);
+        let pair = self.members[member].process.qp(place);
+        if pair.is_some_and(|pair| pair.stage == Stage::Failed) {
+            let (_, of_hca) = self.members[member].hardware.ends[place as usize];
+            let done = self.fabric.world.state(&of_hca, State::Error);
+            assert!(done.is_ok(), "{done:?}");
+        }
     }
 
     /// Receives that no message has taken.

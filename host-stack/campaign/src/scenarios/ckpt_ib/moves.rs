@@ -99,9 +99,13 @@ impl Run {
         }
         self.ends(&left);
         for member in 0..self.members.len() {
-            self.members[member].hardware.close_old(&self.fabric);
-            self.take_what_came(member);
-            self.members[member].hardware.drop_old(&self.fabric);
+            if self.lives(member) {
+                self.members[member].hardware.close_old(&self.fabric);
+                self.take_what_came(member);
+            }
+            if self.lives(member) {
+                self.members[member].hardware.drop_old(&self.fabric);
+            }
         }
         true
     }
@@ -113,8 +117,10 @@ impl Run {
         let arrived = std::mem::replace(&mut self.members[moving.member], left);
         self.ends(&arrived);
         self.names = moving.names;
-        for one in &mut self.members {
-            one.hardware.take_old(&self.fabric);
+        for member in 0..self.members.len() {
+            if self.lives(member) {
+                self.members[member].hardware.take_old(&self.fabric);
+            }
         }
         for (member, place, lent) in moving.lent {
             if let Some(pair) = self.members[member].process.qp(place) {
@@ -129,6 +135,11 @@ impl Run {
         while let Some(came) = driver.poll(0) {
             snaprig_ckpt_ib::serve::settle(process, &mut driver, 0, came);
         }
+    }
+
+    fn lives(&self, member: usize) -> bool {
+        let slot = self.members[member].hardware.slot();
+        self.fabric.world.lives(slot)
     }
 
     fn ends(&self, one: &Member) {

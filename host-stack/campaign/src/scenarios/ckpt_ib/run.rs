@@ -264,17 +264,21 @@ impl Run {
     }
 
     /// Brings the queue pairs of an end to a state, and, of its first connection, to each other.
-    pub fn raise(&mut self, which: Which, to: State) {
-        let (end, peer) = (self.end(which).clone(), self.end(which.peer()).clone());
-        let member = self.layout.process(which);
+    fn raise(&mut self, which: Which, to: State) {
+        for (place, peer) in self.pairs(which) {
+            let member = self.layout.process(which);
+            self.driver(member).raise(place, which, peer, to);
+        }
+    }
+
+    /// Places of the queue pairs of an end, and what they are connected to.
+    pub fn pairs(&self, which: Which) -> Vec<(u32, Name)> {
+        let (end, peer) = (self.end(which), self.end(which.peer()));
         let mut both = vec![(end.qp, peer.by_name)];
         if end.by != end.qp {
             both.push((end.by, peer.name));
         }
-        both.retain(|(place, _)| self.is_new(member, *place));
-        for (place, peer) in both {
-            self.driver(member).raise(place, which, peer, to);
-        }
+        both
     }
 
     /// Two programs connect.
