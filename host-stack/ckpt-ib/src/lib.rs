@@ -40,7 +40,7 @@
 //! | [`drain`] | from quiesce to save |
 //! | [`serve`] | what came in lent receives finds the program's |
 //! | [`names`] | virtual names and real ones |
-//! | [`moves`] | one process goes on elsewhere, the others where they are |
+//! | [`moves`] | those at one port go on elsewhere, the others where they are |
 //! | [`faults`], [`canary`] | where something can go wrong; bugs on purpose |
 //!
 //! What must stay true: the program sees each completion once, in order, none too many; what is done at the peer is never

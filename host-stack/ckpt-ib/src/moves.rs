@@ -1,9 +1,9 @@
-//! A process goes on elsewhere, and the others where they are.
+//! All processes at a port go on elsewhere, and the others where they are.
 //!
 //! ```text
-//!  phase      who moves                              who stays
+//!  phase      those that move                        those that stay
 //!  quiesce, drain, save: all, as in a checkpoint
-//!             is restored elsewhere
+//!             are restored elsewhere
 //!  rebuild    makes everything again                 makes queue pairs again whose peer moves, beside the old ones
 //!             real names of all, to the board
 //!  exchange   connects; posts receives again         the same of those that it has made
@@ -11,8 +11,9 @@
 //!  refill     posts again what nobody carried out    the same
 //!  go
 //! ```
-//! Until it is decided, the process that moves can go on where it was: its queue pairs, and what they were connected to, are
-//! as they were. So nothing is carried out before.
+//! Until it is decided, those that move can go on where they were: their queue pairs, and what they were connected to, are as
+//! they were. So nothing is carried out before. They go together: a port's name is one of one port then, and what is made at it
+//! later has a name of its own.
 
 use std::collections::BTreeSet;
 

@@ -71,7 +71,7 @@ pub struct Job {
     orders: Vec<u64>,
     round: Option<Round>,
     pub checkpoint: Option<Vec<Saved>>,
-    /// One of them moves.
+    /// Some of them move.
     pub moving: Option<Moving>,
     lives: u32,
     /// Why checkpoints were not taken.
@@ -125,11 +125,8 @@ impl Run {
     /// Looks after the job, after each event.
     pub fn tend(&mut self) {
         let world = &self.fabric.world;
-        let leaving = self
-            .job
-            .moving
-            .iter()
-            .filter_map(|moving| moving.left.as_ref());
+        let leaving = self.job.moving.iter().flat_map(|moving| &moving.left);
+        let leaving = leaving.map(|(_, left)| left);
         let mut all = self.members.iter().chain(leaving);
         if !all.all(|one| world.lives(one.hardware.slot())) {
             return self.restart();
@@ -383,8 +380,9 @@ impl Run {
     /// All is killed, and restarted from the last complete checkpoint; without one, from the beginning.
     fn restart(&mut self) {
         let world = &self.fabric.world;
-        let left = self.job.moving.take().and_then(|moving| moving.left);
-        for one in self.members.iter().chain(&left) {
+        let moving = self.job.moving.take();
+        let left = moving.iter().flat_map(|moving| &moving.left);
+        for one in self.members.iter().chain(left.map(|(_, left)| left)) {
             if world.lives(one.hardware.slot()) {
                 world.kill(one.hardware.slot());
             }

@@ -1,6 +1,6 @@
 //! Checkpoints with live queue pairs: processes with connections of all transports, each behind the machines of
 //! `host-stack/ckpt-ib`, on HCAs of `emu/hca`. A checkpoint is ordered at any event; then all go on, or all are killed and
-//! restarted on other HCAs, in another order, with other numbers and keys; or one of them moves to another HCA. Some connect, or register memory, only then; some
+//! restarted on other HCAs, in another order, with other numbers and keys; or those of one port move to another HCA. Some connect, or register memory, only then; some
 //! connections are of XRC; some have their send queues drained (SQD).
 //!
 //! ```text
@@ -18,7 +18,7 @@
 //! | `program` | what a program has posted and seen; where its data is |
 //! | `hardware` | what is below of each process, and what its names mean |
 //! | `job` | who takes all processes through the phases, and restarts them |
-//! | `moves` | who moves one of them |
+//! | `moves` | who moves some of them |
 //! | `run` | one run of a plan |
 //! | `check` | what is to be seen at the end |
 //! | [`canary`] | planted bugs |

@@ -1,4 +1,5 @@
-//! One process goes on elsewhere, and the others where they are: or, until that is decided, all where they were.
+//! All processes at a port go on elsewhere, and the others where they are: or, until that is decided, all where they were. They
+//! go together, for the port's name is one of one port then, and whoever makes something at it gives it a name of its own.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +11,11 @@ use super::{
     run::{Member, Run},
 };
 
-/// A process that moves.
+/// Processes that move.
 pub struct Moving {
-    member: usize,
-    /// Where it was, until it is decided that it goes.
-    pub left: Option<Member>,
+    members: BTreeSet<usize>,
+    /// Where they were, until it is decided that they go.
+    pub left: Vec<(usize, Member)>,
     /// What was called how before.
     names: Names,
     /// Of queue pairs that were made again: how many receives were lent to the old ones.
@@ -22,40 +23,45 @@ pub struct Moving {
 }
 
 impl Run {
-    /// All have been saved: one of them is restored elsewhere.
+    /// All have been saved: those of one port are restored elsewhere.
     pub fn begin_move(&mut self) {
-        let member = self.random.below(self.members.len() as u64) as usize;
-        let saved = self.job.checkpoint.as_ref().and_then(|all| all.get(member));
-        let Some(saved) = saved.cloned() else {
-            return self.begin(Phase::Resume);
-        };
-        let slot = self.fabric.world.join();
+        let chosen = self.random.below(self.members.len() as u64) as usize;
+        let port = self.members[chosen].program.port;
         let hca = self.random.below(self.hcas.into()) as u32;
-        let hardware = Hardware::new(&self.fabric, slot, hca);
-        self.fabric.world.put(slot, 0, &saved.memory);
-        let mut arrived = Member::new(saved.process, saved.program, hardware);
-        arrived.is_closed = true;
-        self.job.moving = Some(Moving {
-            member,
-            left: Some(std::mem::replace(&mut self.members[member], arrived)),
+        let mut moving = Moving {
+            members: BTreeSet::new(),
+            left: Vec::new(),
             names: self.names.clone(),
             lent: Vec::new(),
-        });
+        };
+        let saved = self.job.checkpoint.iter().flatten().cloned().enumerate();
+        for (member, saved) in saved.filter(|(_, saved)| saved.program.port == port) {
+            let slot = self.fabric.world.join();
+            let hardware = Hardware::new(&self.fabric, slot, hca);
+            self.fabric.world.put(slot, 0, &saved.memory);
+            let mut arrived = Member::new(saved.process, saved.program, hardware);
+            arrived.is_closed = true;
+            let left = std::mem::replace(&mut self.members[member], arrived);
+            moving.left.push((member, left));
+            moving.members.insert(member);
+        }
+        self.job.moving = Some(moving);
         self.begin(Phase::Rebuild);
     }
 
-    /// Whether another process moves, and this one does not.
+    /// Whether others move, and this one does not.
     pub fn stays(&self, member: usize) -> bool {
         let moving = self.job.moving.as_ref();
-        moving.is_some_and(|moving| moving.member != member)
+        moving.is_some_and(|moving| !moving.members.contains(&member))
     }
 
-    /// One that stays makes again what is connected to the one that moves.
+    /// One that stays makes again what is connected to those that move.
     pub fn follow(&mut self, member: usize) {
         let Some(moving) = &mut self.job.moving else {
             return;
         };
-        let of_moved = self.members[moving.member].process.each_qp();
+        let moved = moving.members.iter();
+        let of_moved = moved.flat_map(|moved| self.members[*moved].process.each_qp());
         let moved: BTreeSet<Name> = of_moved.map(|(_, pair)| pair.name).collect();
         let one = &mut self.members[member];
         for place in made_again(&one.process, &moved) {
@@ -79,25 +85,24 @@ impl Run {
     pub fn is_new(&self, member: usize, place: u32) -> bool {
         let made = |moving: &Moving| {
             let mut all = moving.lent.iter();
-            moving.member == member || all.any(|(of, at, _)| (*of, *at) == (member, place))
+            moving.members.contains(&member) || all.any(|(of, at, _)| (*of, *at) == (member, place))
         };
         self.job.moving.as_ref().is_none_or(made)
     }
 
-    /// Whether all go on, of which one moves; or nobody does.
+    /// Whether all go on, of which some move; or nobody moves.
     pub fn decide_move(&mut self) -> bool {
         let is_undone = self.random.one_in(4);
         let Some(moving) = &mut self.job.moving else {
             return true;
         };
-        let Some(left) = moving.left.take() else {
-            return true;
-        };
         if is_undone {
-            self.undo_move(left);
+            self.undo_move();
             return false;
         }
-        self.ends(&left);
+        for (_, left) in std::mem::take(&mut moving.left) {
+            self.ends(&left);
+        }
         for member in 0..self.members.len() {
             if self.lives(member) {
                 self.members[member].hardware.close_old(&self.fabric);
@@ -110,12 +115,14 @@ impl Run {
         true
     }
 
-    fn undo_move(&mut self, left: Member) {
+    fn undo_move(&mut self) {
         let Some(moving) = self.job.moving.take() else {
             return;
         };
-        let arrived = std::mem::replace(&mut self.members[moving.member], left);
-        self.ends(&arrived);
+        for (member, left) in moving.left {
+            let arrived = std::mem::replace(&mut self.members[member], left);
+            self.ends(&arrived);
+        }
         self.names = moving.names;
         for member in 0..self.members.len() {
             if self.lives(member) {

@@ -399,9 +399,9 @@ impl Run {
     pub fn take_turn(&mut self, slot: u32, number: u32) {
         let is_its = |one: &Member| one.hardware.slot() == slot;
         let is_phase = number == self.phase_task();
-        let leaving = self.job.moving.as_mut();
-        let leaving = leaving.and_then(|moving| moving.left.as_mut());
-        if let Some(one) = leaving.filter(|one| is_its(one))
+        let leaving = self.job.moving.iter_mut();
+        let mut leaving = leaving.flat_map(|moving| &mut moving.left);
+        if let Some((_, one)) = leaving.find(|(_, one)| is_its(one))
             && !is_phase
         {
             return one.deferred.push(number);
