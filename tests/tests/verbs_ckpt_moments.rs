@@ -146,7 +146,7 @@ fn mpi_jobs_on_four_nodes_at_any_moment() {
         let begun = Instant::now();
         let kernel = KERNELS[round as usize % KERNELS.len()].name;
         let fate = FATES[(round as usize + 1) % FATES.len()];
-        let mut job = JobOnNodes::launched(kernel, ("4", 8), &["--pace-us", "30000"]);
+        let mut job = JobOnNodes::launched(kernel, ("4", 8), &["--pace-us", "100000"]);
         std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
         let said = match fate {
             None => {

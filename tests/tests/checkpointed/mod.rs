@@ -204,7 +204,12 @@ impl JobOnNodes {
         let mut launch = nodes(count, &job.job(), &words);
         job.running = Some(launch.spawn().expect("snaprig starts"));
         // All ranks compute: then they have met.
-        wait_until("all ranks are at work", || job.ranks_at_work() == ranks);
+        wait_until("all ranks are at work", || {
+            let running = job.running.as_mut().expect("it was launched");
+            let ended = running.try_wait().expect("it is ours");
+            assert!(ended.is_none(), "{name} has ended: {}", job.ended());
+            job.ranks_at_work() == ranks
+        });
         job
     }
 

@@ -3,11 +3,10 @@
 #![allow(dead_code)] // each suite uses its part
 
 use std::{
-    fs,
+    fs::{self, File},
     io::Read,
     path::Path,
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -17,10 +16,15 @@ pub const SNAPRIG: &str = env!("CARGO_BIN_EXE_snaprig-under-test");
 /// No program here takes longer, however busy the machine is.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Jobs of UCX take huge pages, of which machines have few, and need as many where they are restarted: one at a time.
-pub fn one_job() -> MutexGuard<'static, ()> {
-    static JOBS: Mutex<()> = Mutex::new(());
-    JOBS.lock().unwrap_or_else(PoisonError::into_inner)
+/// Jobs of UCX take huge pages, of which machines have few, and need as many where they are restarted: one at a time of all tests,
+/// whoever's process they are in, for as long as this is held.
+pub fn one_job() -> File {
+    let path = std::env::temp_dir().join("snaprig-huge-pages.lock");
+    let mut open = File::options();
+    let file = open.create(true).append(true).open(path);
+    let file = file.expect("a file to lock");
+    file.lock().expect("a lock");
+    file
 }
 
 /// Where the fabrics of one test are.
