@@ -10,6 +10,8 @@ const PROGRAMS: &[&str] = &[
     "iperf",
     "mckey",
     "mpicc",
+    "mpicc.mpich",
+    "mpicc.openmpi",
     "mpiexec.hydra",
     "mpirun",
     "qperf",

@@ -62,8 +62,10 @@ const INTERPOSED: [&str; 55] = [
     "ibv_set_ece",
 ];
 
-/// Functions of libc by which programs reach the connection manager's device.
-const OF_LIBC: [&str; 6] = ["close", "fstat", "fstat64", "open", "open64", "write"];
+/// Functions of libc by which programs reach the connection manager's device, and by which they load libraries.
+const OF_LIBC: [&str; 9] = [
+    "close", "dlopen", "dlsym", "dlvsym", "fstat", "fstat64", "open", "open64", "write",
+];
 
 fn main() {
     let library = Library::new("libsnaprig_ckpt_ib.so.0");
@@ -75,5 +77,20 @@ fn main() {
     script += "};\n";
     let script = library.write("interposed.map", &script);
     library.link(format_args!("--version-script={}", script.display()));
+    library.write("interposed.rs", &table());
     library.stays_loaded();
+}
+
+/// A table of those of libibverbs, for those who ask for them by name.
+fn table() -> String {
+    let (mut declared, mut listed) = (String::new(), String::new());
+    for name in INTERPOSED {
+        declared += &format!("fn snaprig_ckpt_ib_{name}(); ");
+        listed += &format!("(c\"{name}\", snaprig_ckpt_ib_{name}), ");
+    }
+    format!(
+        "unsafe extern \"C\" {{ {declared} }}\n\
+         static OURS: [(&CStr, unsafe extern \"C\" fn()); {}] = [{listed}];\n",
+        INTERPOSED.len()
+    )
 }

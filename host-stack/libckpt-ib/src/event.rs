@@ -31,6 +31,8 @@ pub struct Gate {
     /// The epoll instance. Its number is the program's to see, and it may be made not to wait.
     pub fd: RawFd,
     put_by: OwnedFd,
+    /// Of the libibverbs below.
+    below: RawFd,
 }
 
 impl Gate {
@@ -40,21 +42,32 @@ impl Gate {
         let instance = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = epoll::EventData::new_u64(0);
         epoll::add(&instance, &put_by, event, epoll::EventFlags::IN)?;
-        let gate = Self {
+        let mut gate = Self {
             fd: instance.into_raw_fd(),
             put_by,
+            below,
         };
         gate.add(below)?;
         Ok(gate)
     }
 
     /// Another descriptor is below.
-    pub fn add(&self, below: RawFd) -> Result<(), Errno> {
+    pub fn add(&mut self, below: RawFd) -> Result<(), Errno> {
         crate::objects::does_not_wait(below);
+        self.below = below;
         // SAFETY: the caller has it open; it is borrowed for this call alone.
         let below = unsafe { BorrowedFd::borrow_raw(below) };
         let event = epoll::EventData::new_u64(1);
         epoll::add(self.instance(), below, event, epoll::EventFlags::IN)
+    }
+
+    /// In a restarted process, what stands where the descriptor below was can be read: who waits on ours would be told of an event
+    /// that there is not. It is no more to be found once its number is another file's.
+    pub fn forget_below(&self) {
+        // SAFETY: it is borrowed for this call alone, and none of ours: it stands in for one of the libibverbs that is gone.
+        let below = unsafe { BorrowedFd::borrow_raw(self.below) };
+        // Fails if the program has closed its own descriptor, which nobody can wait on then.
+        let _ = epoll::delete(self.instance(), below);
     }
 
     fn instance(&self) -> BorrowedFd<'_> {

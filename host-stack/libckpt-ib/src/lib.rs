@@ -15,6 +15,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `real` | the libibverbs below |
+//! | `loader` | dlopen(3) and dlsym(3), for programs that find it by themselves |
 //! | `objects`, `state` | what the program has, and all of it |
 //! | `device`, `memory`, `domains`, `windows`, `cq`, `qp`, `srq`, `xrc`, `address` | the functions that make and change it |
 //! | `post`, `extended`, `copies` | requests; the same in the extended way; inline data that is too much for the HCA below |
@@ -45,6 +46,7 @@ mod device;
 mod domains;
 mod event;
 mod extended;
+mod loader;
 mod memory;
 mod objects;
 mod owned;

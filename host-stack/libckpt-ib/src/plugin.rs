@@ -299,6 +299,7 @@ impl Plugin for Verbs {
 
     fn rebuild(&self, event: &mut Event<'_>) -> Result<(), String> {
         with(|held| {
+            held.state.things.forget_below();
             owned::restarted(event);
             // SAFETY: the lock is held, and nobody else runs.
             let made: Made = unsafe { rebuild::make(&mut held.state)? };

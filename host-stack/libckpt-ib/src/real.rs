@@ -7,19 +7,28 @@ use std::{
 
 use snaprig_verbs_abi::*;
 
+use crate::loader::real_dlvsym;
+
 /// The name by which programs ask for it.
 const LIBRARY: &CStr = c"libibverbs.so.1";
+
+// SAFETY: the handle of a library that is never unloaded is good for all threads.
+unsafe impl Send for Real {}
+// SAFETY: the same.
+unsafe impl Sync for Real {}
 
 macro_rules! functions {
     ($($version:literal { $($name:ident($($type:ty),*) $(-> $result:ty)?;)* })*) => {
         /// Its functions.
         pub struct Real {
+            library: *mut c_void,
             $($(pub $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*)*
         }
 
         impl Real {
             fn of(library: *mut c_void) -> Result<Self, String> {
                 Ok(Self {
+                    library,
                     $($($name: {
                         let name = concat!(stringify!($name), "\0");
                         let at = symbol(library, name, concat!($version, "\0"))?;
@@ -110,7 +119,7 @@ functions! {
 
 fn symbol(library: *mut c_void, name: &str, version: &str) -> Result<*mut c_void, String> {
     // SAFETY: both strings end with a zero (the macro above), and the handle is of dlopen(3) and never closed.
-    let at = unsafe { libc::dlvsym(library, name.as_ptr().cast(), version.as_ptr().cast()) };
+    let at = unsafe { real_dlvsym(library, name.as_ptr().cast(), version.as_ptr().cast()) };
     match at.is_null() {
         false => Ok(at),
         true => Err(format!(
@@ -154,6 +163,11 @@ pub fn real() -> Option<&'static Real> {
         found.ok()
     });
     found.as_ref()
+}
+
+/// The libibverbs below, for dlsym(3).
+pub fn library() -> Option<*mut c_void> {
+    real().map(|real| real.library)
 }
 
 /// Functions that programs call. The body may do what an `unsafe` block may: what the manual page of the name asks of the program is

@@ -21,6 +21,7 @@ use crate::{
     address::known_of,
     cm::Listener,
     cq, domains,
+    event::Gate,
     memory::{Range, register},
     objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow, XrcSrq},
     plugin::{receive_queues, serve_all},
@@ -214,6 +215,18 @@ unsafe fn open(real: &Real, context: &mut Context) -> Result<(), String> {
         context.by_number.clear();
         let added = context.gate.add((*context.real).async_fd);
         added.map_err(|error| format!("the HCA's events: {error}"))
+    }
+}
+
+impl Things {
+    /// Descriptors below are those of a libibverbs that is gone.
+    pub fn forget_below(&self) {
+        // SAFETY: what is in the sets is alive.
+        let contexts = self.contexts.iter().map(|one| unsafe { &(**one).gate });
+        // SAFETY: the same.
+        let channels = self.channels.iter().map(|one| unsafe { &(**one).gate });
+        let all = contexts.chain(channels).chain(self.manager.gates());
+        all.for_each(Gate::forget_below);
     }
 }
 

@@ -177,6 +177,11 @@ impl Manager {
         }
     }
 
+    /// The program's descriptors.
+    pub fn gates(&self) -> impl Iterator<Item = &Gate> {
+        self.channels.values().map(|channel| &channel.gate)
+    }
+
     /// Descriptors of devices below.
     pub fn below(&self) -> impl Iterator<Item = RawFd> + '_ {
         self.channels.values().map(|channel| channel.real)
@@ -435,6 +440,9 @@ unsafe fn is_device(path: *const c_char) -> bool {
 
 /// Opens the device for the program.
 fn open_device(flags: c_int) -> c_int {
+    // What is opened below, and its being known here, are one step for a checkpoint.
+    crate::plugin::register();
+    let mut state = lock();
     let real = match device::open(flags) {
         Ok(real) => real,
         Err(errno) => {
@@ -451,7 +459,6 @@ fn open_device(flags: c_int) -> c_int {
             return -1;
         }
     };
-    crate::plugin::register();
     let fd = gate.fd;
     if flags & libc::O_NONBLOCK != 0 {
         does_not_wait(fd);
@@ -461,7 +468,7 @@ fn open_device(flags: c_int) -> c_int {
         real,
         pending: VecDeque::new(),
     };
-    lock().things.manager.channels.insert(fd, channel);
+    state.things.manager.channels.insert(fd, channel);
     CHANNELS.add(fd);
     fd
 }

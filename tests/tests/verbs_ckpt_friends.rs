@@ -1,0 +1,187 @@
+//! `snaprig ckpt launch --verbs`: programs that reach verbs by libraries of others (UCX, fio, MPI's), or by loading libibverbs
+//! themselves, checkpointed while their messages are under way, killed, and restarted in another fabric, on an HCA of another model.
+
+mod checkpointed;
+mod fabric;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Mutex, PoisonError},
+};
+
+use checkpointed::Checkpointed;
+use fabric::{Running, assert_success, text};
+use snaprig_fixtures::mpi::KERNELS;
+
+/// Processes that wait for their peer by looking share processors badly: one job at a time.
+static JOBS: Mutex<()> = Mutex::new(());
+
+/// What runs is checkpointed twice in one life, and goes on elsewhere; what it prints there.
+fn goes_on(job: &Checkpointed, running: Running) -> String {
+    job.dump("--leave-running");
+    job.dump("--kill");
+    drop(running.output());
+    let ran = job.restart(&["--model", "B"]);
+    assert_success("restarted", std::slice::from_ref(&ran));
+    text(&ran)
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "ucx_perftest"),
+    ignore = "ucx_perftest is not installed (ci/setup)"
+)]
+fn writes_of_ucx() {
+    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let pair = Checkpointed::new();
+    let server =
+        "env UCX_TLS=rc_v,self ucx_perftest -t ucp_put_bw -s 100000 -n 50000 -w 10 -p PORT";
+    let mut running = pair.launch_pair(server, &format!("{server} 127.0.0.1"));
+    pair.is_at_work(&mut running, "ucx_perftest", 2);
+    let text = goes_on(&pair, running);
+    assert!(text.contains("Final:"), "{text}");
+}
+
+#[test]
+#[cfg_attr(not(has_program = "fio"), ignore = "fio is not installed (ci/setup)")]
+fn a_fork_of_fio_has_the_queue_pairs() {
+    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Of the client's processor time: by then it has connected, and writes.
+    const AT_WORK_TICKS: u64 = 60;
+    let pair = Checkpointed::new();
+    let end = "fio --name=end --ioengine=rdma --port=PORT --bs=64k --size=40g --iodepth=16";
+    let server = format!("{end} --rw=read");
+    let client = format!("{end} --rw=write --hostname=127.0.0.1 --verb=write");
+    let mut running = pair.launch_pair(&server, &client);
+    fabric::wait_until("the client writes", || {
+        assert!(running.runs(), "fio has ended");
+        let mut worked = pair
+            .processes("fio")
+            .into_iter()
+            .map(checkpointed::ticks_of);
+        worked.any(|ticks| ticks >= AT_WORK_TICKS)
+    });
+    let text = goes_on(&pair, running);
+    assert_eq!(text.matches("err= 0").count(), 2, "{text}");
+}
+
+/// A kernel of MPI jobs, by a launcher's words, has its golden result.
+fn kernel_goes_on(kernel: &str, mpicc: &str, launcher: &str) {
+    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let job = Checkpointed::new();
+    let kernel = KERNELS.iter().find(|one| one.name == kernel);
+    let kernel = kernel.expect("it is among them");
+    let program = kernel.compile(mpicc, job.directory.path());
+    let program = program.expect("it compiles");
+    let words: Vec<_> = launcher.split_ascii_whitespace().collect();
+    let program = [program.to_str().expect("a name"), "--pace-us", "50000"];
+    let mut running = job.launch(&[&words[..], &program].concat());
+    job.is_at_work(&mut running, kernel.name, 2);
+    job.dump("--leave-running");
+    job.dump("--kill");
+    let before = text_of(&running.output().stdout);
+    let ran = job.restart(&["--model", "B"]);
+    assert_success(kernel.name, std::slice::from_ref(&ran));
+    assert_eq!(before + &text_of(&ran.stdout), kernel.golden);
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc.openmpi"),
+    ignore = "mpicc.openmpi is not installed (ci/setup)"
+)]
+fn open_mpi_by_its_own_verbs() {
+    // A thread of it waits for events of connections; in the end that is told to stop.
+    kernel_goes_on(
+        "ring",
+        "mpicc.openmpi",
+        "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun.openmpi --oversubscribe -n 2 --mca pml ob1 \
+         --mca btl openib,self --mca btl_openib_allow_ib 1 --mca mpi_yield_when_idle 1",
+    );
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc.mpich"),
+    ignore = "mpicc.mpich is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpiexec.hydra"),
+    ignore = "mpiexec.hydra is not installed (ci/setup)"
+)]
+fn mpich() {
+    // Where it is restarted there is no other link.
+    kernel_goes_on(
+        "lu",
+        "mpicc.mpich",
+        "env UCX_TLS=rc_v,self mpiexec.hydra -iface lo -n 2",
+    );
+}
+
+fn sources(name: &str) -> PathBuf {
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs");
+    kit.join(name).join(name).with_extension("c")
+}
+
+fn compile(arguments: &[&str], sources: &[PathBuf], to: &Path) {
+    let mut gcc = Command::new("gcc");
+    gcc.arg("-O1").args(sources).args(arguments);
+    let status = gcc.arg("-o").arg(to).status().expect("gcc");
+    assert!(status.success());
+}
+
+/// Objects of verbs outlive a checkpoint in a program that `make` compiles: its words.
+fn objects_go_on(name: &str, make: impl FnOnce(&Path) -> Vec<PathBuf>) {
+    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let job = Checkpointed::new();
+    let directory = job.directory.path();
+    let (stop, domain) = (directory.join("stop"), directory.join("domain"));
+    let program = make(directory);
+    let words = program.iter().map(|word| word.to_str().expect("a name"));
+    let words: Vec<_> = words.collect();
+    let files = [&stop, &domain].map(|path| path.to_str().expect("a name"));
+    let mut running = job.launch(&[&words[..], &["windows"], &files].concat());
+    job.is_at_work(&mut running, name, 1);
+    job.dump("--leave-running");
+    job.dump("--kill");
+    drop(running.output());
+    fs::write(stop, "").expect("a file");
+    let ran = job.restart(&["--model", "B"]);
+    assert_success(name, std::slice::from_ref(&ran));
+    let text = text(&ran);
+    assert!(text.contains("all as it should be"), "{text}");
+}
+
+#[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
+fn functions_are_found_by_dlsym() {
+    objects_go_on("found", |directory| {
+        let program = directory.join("found");
+        compile(&[], &[sources("objects"), sources("found")], &program);
+        vec![program]
+    });
+}
+
+#[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
+fn a_module_finds_its_libraries_before_what_is_preloaded() {
+    objects_go_on("deep", |directory| {
+        let (program, module) = (directory.join("deep"), directory.join("libobjects.so"));
+        let shared = ["-shared", "-fPIC", "-libverbs"];
+        compile(&shared, &[sources("objects")], &module);
+        compile(&[], &[sources("deep")], &program);
+        vec![program, module]
+    });
+}
