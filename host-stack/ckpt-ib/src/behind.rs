@@ -6,9 +6,7 @@
 //!                '--- 2 messages to 0x6 -------------'         '--> shared queue 0x6, of another one
 //! ```
 
-use std::collections::BTreeMap;
-
-use crate::Name;
+use crate::{Name, counts::Counts};
 
 /// A shared receive queue that messages come to by queue pairs that receive for XRC.
 #[derive(Clone, Debug)]
@@ -16,7 +14,7 @@ pub struct Behind {
     /// What the job calls it: its number at its port.
     pub name: Name,
     /// Messages that ever came, by the queue pair that they came by.
-    pub taken: BTreeMap<Name, u64>,
+    pub taken: Counts<Name>,
 }
 
 impl Behind {
@@ -24,12 +22,12 @@ impl Behind {
     pub fn new(name: Name) -> Self {
         Self {
             name,
-            taken: BTreeMap::new(),
+            taken: Counts::default(),
         }
     }
 
     /// How many messages came by a queue pair.
     pub fn taken_by(&self, by: Name) -> u64 {
-        self.taken.get(&by).copied().unwrap_or(0)
+        self.taken.of(by)
     }
 }

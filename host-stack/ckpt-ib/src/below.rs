@@ -8,8 +8,8 @@ use crate::{
 
 /// The libibverbs below. `S` and `R` are what it takes to post a send and a receive, with virtual names.
 pub trait Below<S, R> {
-    /// Takes the next completion of a queue, with virtual names but for its wr_id.
-    fn poll(&mut self, cq: u32) -> Option<Came>;
+    /// Takes the next completion of a queue, with virtual names but for its wr_id, which means nothing.
+    fn poll(&mut self, cq: u32) -> Option<(Came, Completion)>;
     /// A send queue that the program has drained goes on below: its requests that are there were posted before.
     fn go_on(&mut self, qp: u32) -> Result<(), String>;
     /// Posts a request behind all others whose completion tells that they are done: of the same kind as `like`, so that it

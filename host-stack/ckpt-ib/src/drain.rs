@@ -87,7 +87,7 @@ pub struct Failed {
 pub struct Drain {
     /// What was sent to receivers of this process, by whom.
     incoming: BTreeMap<(Receiver, Name), Outgoing>,
-    /// Queue pairs of the job that messages can come to.
+    /// Queue pairs at the other ends of this process's that messages can come to.
     receiving: BTreeSet<Name>,
     marked: BTreeSet<u32>,
     looked: bool,
@@ -99,8 +99,8 @@ pub fn said<S, R>(process: &Process<S, R>) -> Vec<Said> {
         let longest = qp.sends.outstanding().map(|(_, posted)| posted.length);
         let longest = longest.max().unwrap_or(0);
         let to = qp.sent.iter().map(|(to, messages)| Outgoing {
-            to: *to,
-            messages: *messages,
+            to,
+            messages,
             longest,
         });
         Said {
@@ -112,25 +112,38 @@ pub fn said<S, R>(process: &Process<S, R>) -> Vec<Said> {
     all.collect()
 }
 
+/// In order, to be searched.
+fn sorted(names: impl Iterator<Item = Name>) -> Vec<Name> {
+    let mut all: Vec<_> = names.collect();
+    all.sort_unstable();
+    all
+}
+
 impl Drain {
     /// Begins, when all have quiesced: `all` is what all processes have said.
     pub fn new<S, R>(process: &Process<S, R>, all: &[Said]) -> Result<Self, Refusal> {
-        let own: BTreeSet<_> = process.each_qp().map(|(_, qp)| qp.name).collect();
-        let known: BTreeSet<_> = all.iter().map(|said| said.name).collect();
+        // Of most of what others say nothing is about this process: that is to be passed over quickly.
+        let own = sorted(process.each_qp().map(|(_, qp)| qp.name));
+        let near = sorted(process.each_qp().map(|(_, qp)| qp.peer.unwrap_or(qp.name)));
+        let behind = sorted(process.behind.values().map(|behind| behind.name));
+        let mut known = BTreeSet::new();
         let mut drain = Self {
             incoming: BTreeMap::new(),
             receiving: BTreeSet::new(),
             marked: BTreeSet::new(),
             looked: false,
         };
+        let is_mine = |to: &Receiver| match to.shared_name() {
+            None => own.binary_search(&to.qp).is_ok(),
+            Some(name) => behind.binary_search(&name).is_ok(),
+        };
         for said in all {
-            if said.receives {
-                drain.receiving.insert(said.name);
+            if near.binary_search(&said.name).is_ok() {
+                known.insert(said.name);
+                if said.receives {
+                    drain.receiving.insert(said.name);
+                }
             }
-            let is_mine = |to: &Receiver| match to.shared_name() {
-                None => own.contains(&to.qp),
-                Some(name) => process.behind.values().any(|behind| behind.name == name),
-            };
             let to_me = said.to.iter().filter(|outgoing| is_mine(&outgoing.to));
             drain
                 .incoming
@@ -256,18 +269,18 @@ impl Drain {
             if process.cq(cq).is_none() {
                 continue;
             }
-            while let Some(came) = below.poll(cq) {
+            while let Some((came, completion)) = below.poll(cq) {
                 let place = came.qp;
                 let stage = |process: &mut Process<S, R>| Some(process.qp(place?)?.stage);
                 let before = stage(process);
-                settle(process, below, cq, came);
+                settle(process, below, cq, (came, completion));
                 let Some(qp) = place.and_then(|place| process.qp(place)) else {
                     continue;
                 };
                 if before != Some(Stage::Failed) && qp.stage == Stage::Failed {
                     let new = Failed {
                         name: qp.name,
-                        delivered: qp.sent.iter().map(|(to, count)| (*to, *count)).collect(),
+                        delivered: qp.sent.iter().collect(),
                     };
                     self.failed(&new);
                     failed.push(new);
@@ -377,7 +390,7 @@ impl Drain {
             }
             for (from, outgoing) in self.to(qp.name) {
                 let lost = outgoing.messages.saturating_sub(qp.accounted(from));
-                *qp.lost.entry(from).or_default() += lost;
+                qp.lost.add(from, lost);
             }
         }
         self.missing(process).is_none()

@@ -34,6 +34,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`sends`], [`receives`], [`completions`] | the log of each queue |
+//! | [`ring`], [`counts`] | what they are made of: what a program does for each message takes no memory and little time |
 //! | [`queue_pair`], [`behind`], [`process`] | what belongs together |
 //! | [`cookie`] | how a completion finds its request |
 //! | [`below`] | what is needed of the libibverbs below |
@@ -51,6 +52,7 @@ pub mod below;
 pub mod canary;
 pub mod completions;
 pub mod cookie;
+pub mod counts;
 pub mod drain;
 pub mod faults;
 pub mod moves;
@@ -58,6 +60,7 @@ pub mod names;
 pub mod process;
 pub mod queue_pair;
 pub mod receives;
+pub mod ring;
 pub mod sends;
 pub mod serve;
 

@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Canary, Completion, Name,
+    Canary, Name,
     behind::Behind,
-    completions::{Completions, FLUSHED, SUCCESS},
+    completions::{Completions, SUCCESS},
     cookie::{Cookie, Queue},
-    queue_pair::{QueuePair, Service},
+    queue_pair::QueuePair,
     receives::Receives,
 };
 
-/// A completion as it comes from below, with virtual names but for its wr_id.
+/// What the logs must know of a completion from below.
 #[derive(Clone, Copy, Debug)]
 pub struct Came {
-    /// The completion; its wr_id is a [`Cookie`].
-    pub completion: Completion,
+    /// Its request.
+    pub cookie: Cookie,
+    /// How that ended.
+    pub status: u32,
     /// The place of its queue pair; none of a message that came to a shared receive queue of XRC.
     pub qp: Option<u32>,
     /// Who sent a datagram, if it is one that came; the queue pair by which a message came to a shared receive queue of XRC.
@@ -25,10 +27,10 @@ pub struct Came {
 /// Whose a completion is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The program's.
-    Program(Completion),
+    /// The program's, which calls its request so.
+    Program(u64),
     /// It is of a receive that was lent: a message is in it, or it is gone if it was flushed.
-    Lent(Queue, u64, Completion),
+    Lent,
     /// Nobody's: a mark is done, or its request is no more.
     Nobody,
 }
@@ -103,64 +105,54 @@ impl<S, R> Process<S, R> {
     /// A queue pair that receives for XRC is reset or gone: another one's messages are counted from none.
     pub fn forget_taken_by(&mut self, by: Name) {
         for behind in self.behind.values_mut() {
-            behind.taken.remove(&by);
+            behind.taken.remove(by);
         }
     }
 
     /// A completion has come: the log has it, and whose it is.
     #[inline]
     pub fn completed(&mut self, came: Came) -> Whose {
-        let Came {
-            completion,
-            qp,
-            from,
-        } = came;
-        let Some(cookie) = Cookie::of(completion.wr_id) else {
-            return Whose::Nobody;
-        };
-        if let Queue::Shared(place) = cookie.queue
-            && let Some(behind) = self.behind.get_mut(&place)
-        {
-            if let (SUCCESS, Some(by)) = (completion.status, from) {
-                *behind.taken.entry(by).or_default() += 1;
-            }
-        } else if let Some(pair) = qp.and_then(|qp| self.qp(qp)) {
-            if completion.status != SUCCESS {
-                let is_send = matches!(cookie.queue, Queue::Sends(_));
-                pair.fail(is_send.then_some(cookie.number));
-            } else if !matches!(cookie.queue, Queue::Sends(_)) {
-                let from = match pair.service {
-                    Service::Datagram => from,
-                    Service::Reliable | Service::Unreliable => pair.peer,
-                };
-                if let Some(from) = from {
-                    pair.count_taken(from);
+        let number = came.cookie.number;
+        let wr_id = match came.cookie.queue {
+            Queue::Sends(place) => self.qp(place).and_then(|pair| {
+                if came.status != SUCCESS {
+                    pair.fail(Some(number));
                 }
-            }
-        }
-        let wr_id = match cookie.queue {
-            Queue::Sends(place) => self
-                .qp(place)
-                .and_then(|pair| pair.sends.completed(cookie.number))
-                .and_then(|posted| posted.wr_id),
-            queue if cookie.own => {
-                if completion.status == FLUSHED
-                    && let Some(receives) = self.receives(queue)
-                {
-                    receives.unlend();
-                }
-                return Whose::Lent(queue, cookie.number, completion);
-            }
-            queue => self
-                .receives(queue)
-                .and_then(|receives| receives.completed(cookie.number)),
-        };
-        match wr_id {
-            Some(wr_id) => Whose::Program(Completion {
-                wr_id,
-                ..completion
+                pair.sends.completed(number)
             }),
-            None => Whose::Nobody,
+            Queue::Receives(place) => {
+                let Some(pair) = self.qp(place) else {
+                    return Whose::Nobody;
+                };
+                pair.took(&came);
+                if came.cookie.own {
+                    return pair.receives.lent_completed(came.status);
+                }
+                pair.receives.completed(number)
+            }
+            Queue::Shared(place) => {
+                self.took_of_shared(place, &came);
+                let Some(Some(receives)) = self.shared.get_mut(place as usize) else {
+                    return Whose::Nobody;
+                };
+                if came.cookie.own {
+                    return receives.lent_completed(came.status);
+                }
+                receives.completed(number)
+            }
+        };
+        wr_id.map_or(Whose::Nobody, Whose::Program)
+    }
+
+    /// A completion has come of a receive of a shared queue: whose message it was is counted.
+    #[inline]
+    fn took_of_shared(&mut self, place: u32, came: &Came) {
+        if let Some(behind) = self.behind.get_mut(&place) {
+            if let (SUCCESS, Some(by)) = (came.status, came.from) {
+                behind.taken.add(by, 1);
+            }
+        } else if let Some(pair) = came.qp.and_then(|qp| self.qp(qp)) {
+            pair.took(came);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! A queue pair: its two logs, and how many messages it has sent to whom, and had from whom.
 
-use std::collections::BTreeMap;
-
 use crate::{
     Name,
+    completions::SUCCESS,
+    counts::Counts,
     names::{Aliases, Receiver},
+    process::Came,
     receives::Receives,
     sends::Sends,
 };
@@ -57,11 +58,11 @@ pub struct QueuePair<S, R> {
     pub failed_at: Option<u64>,
     /// Messages ever sent since it was reset, by receiver; once it has failed, those that have come for certain. Datagrams are
     /// sent, whether it fails or not.
-    pub sent: BTreeMap<Receiver, u64>,
+    pub sent: Counts<Receiver>,
     /// Messages that ever came since then, by sender.
-    pub taken: BTreeMap<Name, u64>,
+    pub taken: Counts<Name>,
     /// Messages that were waited for in vain in earlier checkpoints, by sender.
-    pub lost: BTreeMap<Name, u64>,
+    pub lost: Counts<Name>,
 }
 
 impl<S, R> QueuePair<S, R> {
@@ -76,9 +77,9 @@ impl<S, R> QueuePair<S, R> {
             failed_at: None,
             sends: Sends::default(),
             receives: Receives::default(),
-            sent: BTreeMap::new(),
-            taken: BTreeMap::new(),
-            lost: BTreeMap::new(),
+            sent: Counts::default(),
+            taken: Counts::default(),
+            lost: Counts::default(),
         }
     }
 
@@ -117,9 +118,8 @@ impl<S, R> QueuePair<S, R> {
         let outstanding = self.sends.outstanding();
         let undone = outstanding.filter(|(number, _)| at.is_none_or(|at| *number >= at));
         for (_, posted) in undone {
-            let receiver = posted.kind.receiver(peer);
-            if let Some(count) = receiver.and_then(|receiver| self.sent.get_mut(&receiver)) {
-                *count = count.saturating_sub(1);
+            if let Some(receiver) = posted.kind.receiver(peer) {
+                self.sent.take_one(receiver);
             }
         }
     }
@@ -128,48 +128,45 @@ impl<S, R> QueuePair<S, R> {
     #[inline]
     pub fn count_sent(&mut self, to: impl Into<Receiver>) {
         if self.stage != Stage::Failed {
-            *self.sent.entry(to.into()).or_default() += 1;
+            self.sent.add(to.into(), 1);
         }
     }
 
     /// It was not taken below after all.
     pub fn uncount_sent(&mut self, to: impl Into<Receiver>) {
-        if self.stage != Stage::Failed
-            && let Some(count) = self.sent.get_mut(&to.into())
-        {
-            *count -= 1;
+        if self.stage != Stage::Failed {
+            self.sent.take_one(to.into());
         }
     }
 
-    /// A message has come.
+    /// A receive has completed: with a message, or because the queue pair has failed.
     #[inline]
-    pub fn count_taken(&mut self, from: Name) {
-        *self.taken.entry(from).or_default() += 1;
+    pub(crate) fn took(&mut self, came: &Came) {
+        if came.status != SUCCESS {
+            return self.fail(None);
+        }
+        let from = match self.service {
+            Service::Datagram => came.from,
+            Service::Reliable | Service::Unreliable => self.peer,
+        };
+        if let Some(from) = from {
+            self.taken.add(from, 1);
+        }
     }
 
     /// Others are called as all call them.
     pub fn rename(&mut self, aliases: &Aliases) {
         self.peer = self.peer.map(|peer| aliases.canonical(peer));
-        called_otherwise(&mut self.sent, |to| Receiver {
+        self.sent.rename(|to| Receiver {
             qp: aliases.canonical(to.qp),
             ..to
         });
-        called_otherwise(&mut self.taken, |from| aliases.canonical(from));
-        called_otherwise(&mut self.lost, |from| aliases.canonical(from));
+        self.taken.rename(|from| aliases.canonical(from));
+        self.lost.rename(|from| aliases.canonical(from));
     }
 
     /// How many messages from there are accounted for: they came, or nobody waits for them any more.
     pub fn accounted(&self, from: Name) -> u64 {
-        let of = |counts: &BTreeMap<Name, u64>| counts.get(&from).copied().unwrap_or(0);
-        of(&self.taken) + of(&self.lost)
+        self.taken.of(from) + self.lost.of(from)
     }
-}
-
-/// Counts of what is called otherwise now.
-fn called_otherwise<T: Ord>(counts: &mut BTreeMap<T, u64>, now: impl Fn(T) -> T) {
-    let mut all = BTreeMap::new();
-    for (name, count) in std::mem::take(counts) {
-        *all.entry(now(name)).or_default() += count;
-    }
-    *counts = all;
 }

@@ -13,7 +13,7 @@
 
 use std::collections::VecDeque;
 
-use crate::Completion;
+use crate::{Completion, completions::FLUSHED, process::Whose, ring::Ring};
 
 /// A message that came in a lent receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,11 +35,19 @@ pub enum Fate {
     Held,
 }
 
+/// A receive that is below, or was.
+#[derive(Clone, Debug, Default)]
+struct Posted<R> {
+    wr_id: u64,
+    request: R,
+    /// A message has taken it, out of turn.
+    is_taken: bool,
+}
+
 /// The log of a receive queue.
 #[derive(Clone, Debug)]
 pub struct Receives<R> {
-    /// Those that are below, and places of those that were taken out of turn.
-    log: VecDeque<Option<(u64, R)>>,
+    log: Ring<Posted<R>>,
     first: u64,
     below: usize,
     /// Lent ones that are below.
@@ -52,7 +60,7 @@ pub struct Receives<R> {
 impl<R> Default for Receives<R> {
     fn default() -> Self {
         Self {
-            log: VecDeque::new(),
+            log: Ring::default(),
             first: 0,
             below: 0,
             lent: 0,
@@ -64,25 +72,34 @@ impl<R> Default for Receives<R> {
 }
 
 impl<R> Receives<R> {
-    /// The program posts a receive.
+    /// The program posts a receive: `put` puts what it takes to post it again into what may have been another one's.
     #[inline]
-    pub fn post(&mut self, wr_id: u64, request: R) -> Fate {
+    pub fn post(&mut self, wr_id: u64, put: impl FnOnce(&mut R)) -> Fate
+    where
+        R: Default,
+    {
         if self.lent > 0 || !self.arrived.is_empty() || !self.held.is_empty() {
+            let mut request = R::default();
+            put(&mut request);
             self.held.push_back((wr_id, request));
             return Fate::Held;
         }
-        Fate::Below(self.log_one(wr_id, request))
+        let posted = self.log.push().get_or_insert_default();
+        (posted.wr_id, posted.is_taken) = (wr_id, false);
+        put(&mut posted.request);
+        Fate::Below(self.last_is_below())
     }
 
-    fn log_one(&mut self, wr_id: u64, request: R) -> u64 {
-        self.log.push_back(Some((wr_id, request)));
+    /// The last one has been put into the log; its number.
+    #[inline]
+    fn last_is_below(&mut self) -> u64 {
         self.below += 1;
         self.first + self.log.len() as u64 - 1
     }
 
     /// The last one was not taken below after all.
     pub fn take_back(&mut self) {
-        if self.log.pop_back().flatten().is_some() {
+        if self.log.pop().is_some_and(|last| !last.is_taken) {
             self.below -= 1;
         }
     }
@@ -91,10 +108,14 @@ impl<R> Receives<R> {
     #[inline]
     pub fn completed(&mut self, number: u64) -> Option<u64> {
         let index = number.checked_sub(self.first)?;
-        let (wr_id, _) = self.log.get_mut(index as usize)?.take()?;
+        let taken = self.log.get_mut(usize::try_from(index).ok()?)?;
+        if std::mem::replace(&mut taken.is_taken, true) {
+            return None;
+        }
+        let wr_id = taken.wr_id;
         self.below -= 1;
-        while let Some(None) = self.log.front() {
-            self.log.pop_front();
+        while self.log.get(0).is_some_and(|first| first.is_taken) {
+            self.log.skip(1);
             self.first += 1;
         }
         Some(wr_id)
@@ -111,6 +132,14 @@ impl<R> Receives<R> {
     pub fn arrive(&mut self, arrived: Arrived) {
         self.lent = self.lent.saturating_sub(1);
         self.arrived.push_back(arrived);
+    }
+
+    /// A lent one has completed, so: a message is in it, or it was flushed.
+    pub(crate) fn lent_completed(&mut self, status: u32) -> Whose {
+        if status == FLUSHED {
+            self.unlend();
+        }
+        Whose::Lent
     }
 
     /// A lent one was flushed, or is gone with the queue that it was in.
@@ -144,15 +173,20 @@ impl<R> Receives<R> {
             return None;
         }
         let (wr_id, request) = self.held.pop_front()?;
-        let number = self.log_one(wr_id, request);
-        let (_, request) = self.log.back()?.as_ref()?;
-        Some((number, request))
+        *self.log.push() = Some(Posted {
+            wr_id,
+            request,
+            is_taken: false,
+        });
+        let number = self.last_is_below();
+        let last = self.log.get(self.log.len() - 1)?;
+        Some((number, &last.request))
     }
 
     /// All is forgotten, with the queue pair's state.
     pub fn clear(&mut self) {
         self.first += self.log.len() as u64;
-        self.log.clear();
+        self.log.skip(self.log.len());
         self.below = 0;
         self.lent = 0;
         self.arrived.clear();
@@ -166,8 +200,8 @@ impl<R> Receives<R> {
 
     /// Those of the program that are below, with numbers, in order.
     pub fn outstanding(&self) -> impl Iterator<Item = (u64, &R)> {
-        let numbered = (self.first..).zip(&self.log);
-        numbered.filter_map(|(number, one)| Some((number, &one.as_ref()?.1)))
+        let numbered = (self.first..).zip(self.log.iter());
+        numbered.filter_map(|(number, one)| (!one.is_taken).then_some((number, &one.request)))
     }
 }
 
@@ -203,7 +237,7 @@ mod tests {
             for step in steps {
                 match step {
                     0 => {
-                        if let Fate::Below(number) = receives.post(posted, posted) {
+                        if let Fate::Below(number) = receives.post(posted, |request| *request = posted) {
                             below.0.push_back(Some(number));
                         }
                         posted += 1;
@@ -245,7 +279,7 @@ mod tests {
     #[test]
     fn messages_and_receives_meet_in_order() {
         let mut receives = Receives::default();
-        assert_eq!(receives.post(1, 'a'), Fate::Below(0));
+        assert_eq!(receives.post(1, |it| *it = 'a'), Fate::Below(0));
         receives.lend();
         receives.lend();
         assert_eq!(receives.below(), 3);
@@ -253,25 +287,29 @@ mod tests {
         assert_eq!(receives.completed(0), None, "once");
         receives.arrive(arrived(1));
         assert!(receives.serve().is_none(), "nothing is posted for it");
-        assert_eq!(receives.post(2, 'b'), Fate::Held);
-        assert_eq!(receives.post(3, 'c'), Fate::Held);
+        assert_eq!(receives.post(2, |it| *it = 'b'), Fate::Held);
+        assert_eq!(receives.post(3, |it| *it = 'c'), Fate::Held);
         assert_eq!(receives.serve(), Some((arrived(1), 2, 'b')));
         assert!(receives.release().is_none(), "a lent one is below");
         receives.arrive(arrived(2));
         assert_eq!(receives.serve(), Some((arrived(2), 3, 'c')));
-        assert_eq!(receives.post(4, 'd'), Fate::Below(1));
+        assert_eq!(receives.post(4, |it| *it = 'd'), Fate::Below(1));
     }
 
     #[test]
     fn a_lent_receive_that_is_gone_lets_others_pass() {
         let mut receives = Receives::default();
         receives.lend();
-        assert_eq!(receives.post(1, 'a'), Fate::Held);
+        assert_eq!(receives.post(1, |it| *it = 'a'), Fate::Held);
         receives.unlend();
-        assert_eq!(receives.post(2, 'b'), Fate::Held, "the first goes first");
+        assert_eq!(
+            receives.post(2, |it| *it = 'b'),
+            Fate::Held,
+            "the first goes first"
+        );
         assert_eq!(receives.release(), Some((0, &'a')));
         assert_eq!(receives.release(), Some((1, &'b')));
-        assert_eq!(receives.post(3, 'c'), Fate::Below(2));
+        assert_eq!(receives.post(3, |it| *it = 'c'), Fate::Below(2));
         assert_eq!(receives.completed(1), Some(2), "out of turn");
         let left: Vec<_> = receives.outstanding().collect();
         assert_eq!(left, [(0, &'a'), (2, &'c')]);

@@ -11,14 +11,13 @@
 //! What is posted while the program has its send queue drained (SQD) waits here until it has it go on. So a checkpoint can let
 //! what is below come to its end, and carries out nothing that the program holds back.
 
-use std::collections::VecDeque;
-
-use crate::{Name, names::Receiver};
+use crate::{Name, names::Receiver, ring::Ring};
 
 /// What a request does at the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// Takes a receive there: the receiver's count tells that it has come.
+    #[default]
     Message,
     /// The same, of the shared receive queue of XRC with this number.
     Behind(u32),
@@ -41,7 +40,7 @@ impl Kind {
 }
 
 /// A request that was posted.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Posted<S> {
     /// The program's name for it; none of a mark.
     pub wr_id: Option<u64>,
@@ -58,7 +57,7 @@ pub struct Posted<S> {
 /// The log of a send queue.
 #[derive(Clone, Debug)]
 pub struct Sends<S> {
-    log: VecDeque<Posted<S>>,
+    log: Ring<Posted<S>>,
     /// The last ones of them, which are not below.
     held: usize,
     /// The number of the first in the log.
@@ -68,7 +67,7 @@ pub struct Sends<S> {
 impl<S> Default for Sends<S> {
     fn default() -> Self {
         Self {
-            log: VecDeque::new(),
+            log: Ring::default(),
             held: 0,
             first: 0,
         }
@@ -77,16 +76,37 @@ impl<S> Default for Sends<S> {
 
 impl<S> Sends<S> {
     /// A request is posted below; its number. Those that are held come behind it.
-    #[inline]
     pub fn post(&mut self, posted: Posted<S>) -> u64 {
-        let place = self.below();
-        self.log.insert(place, posted);
+        *self.log.push() = Some(posted);
+        self.last_is_below()
+    }
+
+    /// The same, without what a move costs: what the request is put into may have been another one's, whose memory is used again.
+    #[inline]
+    pub fn post_into(&mut self) -> (u64, &mut Posted<S>)
+    where
+        S: Default,
+    {
+        self.log.push().get_or_insert_default();
+        let number = self.last_is_below();
+        let place = (number - self.first) as usize;
+        (number, self.log.get_mut(place).expect("it was put there"))
+    }
+
+    /// The last one is before those that are held; its number.
+    #[inline]
+    fn last_is_below(&mut self) -> u64 {
+        let last = self.log.len() - 1;
+        let place = last - self.held;
+        for after in (place..last).rev() {
+            self.log.swap(after, after + 1);
+        }
         self.first + place as u64
     }
 
     /// A request is posted that is not to go below yet.
     pub fn hold(&mut self, posted: Posted<S>) {
-        self.log.push_back(posted);
+        *self.log.push() = Some(posted);
         self.held += 1;
     }
 
@@ -105,24 +125,31 @@ impl<S> Sends<S> {
 
     /// The last one that was posted was not taken below after all.
     pub fn take_back(&mut self) {
-        if let Some(place) = self.below().checked_sub(1) {
-            self.log.remove(place);
+        let Some(place) = self.below().checked_sub(1) else {
+            return;
+        };
+        for after in place..self.log.len() - 1 {
+            self.log.swap(after, after + 1);
         }
+        self.log.pop();
     }
 
-    /// A completion has come: that request, and all before it, are done. None if it is not in the log.
+    /// A completion has come: that request, and all before it, are done. The program's name for it; none if it is not in the log, or
+    /// a mark.
     #[inline]
-    pub fn completed(&mut self, number: u64) -> Option<Posted<S>> {
+    pub fn completed(&mut self, number: u64) -> Option<u64> {
         let count = number.checked_sub(self.first)?;
         if count >= self.below() as u64 {
             return None;
         }
+        let wr_id = self.log.get(count as usize)?.wr_id;
         self.first = number + 1;
-        self.log.drain(..count as usize);
-        self.log.pop_front()
+        self.log.skip(count as usize + 1);
+        wr_id
     }
 
     /// How many are below.
+    #[inline]
     fn below(&self) -> usize {
         self.log.len() - self.held
     }
@@ -131,7 +158,7 @@ impl<S> Sends<S> {
     pub fn settle(&mut self) {
         let below = self.below();
         self.first += below as u64;
-        self.log.drain(..below);
+        self.log.skip(below);
     }
 
     /// All is forgotten, with the queue pair's state.
@@ -142,17 +169,18 @@ impl<S> Sends<S> {
 
     /// What is below and not known to be done, with numbers, in order.
     pub fn outstanding(&self) -> impl DoubleEndedIterator<Item = (u64, &Posted<S>)> {
-        let placed = self.log.iter().take(self.below()).enumerate();
-        placed.map(|(place, posted)| (self.first + place as u64, posted))
+        let numbered = |place| Some((self.first + place as u64, self.log.get(place)?));
+        (0..self.below()).filter_map(numbered)
     }
 
-    /// Whether a request is in the log.
-    pub fn has(&self, number: u64) -> bool {
-        let count = number.checked_sub(self.first);
-        count.is_some_and(|count| count < self.log.len() as u64)
+    /// The number of what is posted next.
+    #[inline]
+    pub fn next_number(&self) -> u64 {
+        self.first + self.below() as u64
     }
 
     /// All before this number are known to be done.
+    #[inline]
     pub fn done(&self) -> u64 {
         self.first
     }
@@ -195,8 +223,7 @@ mod tests {
         let second = sends.post(posted(7, Kind::Message, true));
         let third = sends.post(posted(9, Kind::Silent, false));
         assert!(sends.awaits_completion());
-        let done = sends.completed(second).and_then(|done| done.wr_id);
-        assert_eq!(done, Some(7));
+        assert_eq!(sends.completed(second), Some(7));
         assert!(sends.completed(first).is_none(), "once");
         assert!(!sends.awaits_completion());
         assert_eq!(sends.to_mark().and_then(|posted| posted.wr_id), Some(9));
@@ -216,7 +243,10 @@ mod tests {
         assert!(sends.completed(first + 1).is_none(), "it is not below");
         sends.settle();
         assert!(sends.is_settled());
-        let mark = sends.post(posted(4, Kind::Local, true));
+        sends.post(posted(5, Kind::Local, true));
+        sends.take_back();
+        let (mark, place) = sends.post_into();
+        *place = posted(4, Kind::Local, true);
         assert_eq!(mark, first + 1, "before what is held");
         sends.settle();
         let released = sends

@@ -14,18 +14,21 @@ pub fn settle<S, R>(
     process: &mut Process<S, R>,
     below: &mut impl Below<S, R>,
     cq: u32,
-    came: Came,
+    (came, completion): (Came, Completion),
 ) -> Option<Queue> {
     match process.completed(came) {
-        Whose::Program(completion) => {
+        Whose::Program(wr_id) => {
             if let Some(queue) = process.cq(cq) {
-                queue.put_by(completion);
+                queue.put_by(Completion {
+                    wr_id,
+                    ..completion
+                });
             }
             None
         }
-        Whose::Lent(queue, number, completion) => {
-            take_lent(process, below, cq, (queue, number), completion);
-            Some(queue)
+        Whose::Lent => {
+            take_lent(process, below, cq, came.cookie, completion);
+            Some(came.cookie.queue)
         }
         Whose::Nobody => None,
     }
@@ -36,17 +39,12 @@ pub fn take_lent<S, R>(
     process: &mut Process<S, R>,
     below: &mut impl Below<S, R>,
     cq: u32,
-    (queue, number): (Queue, u64),
+    cookie: Cookie,
     completion: Completion,
 ) {
-    let cookie = Cookie {
-        queue,
-        own: true,
-        number,
-    };
     let data = below.lent(cookie, &completion);
     if completion.status == SUCCESS
-        && let Some(receives) = process.receives(queue)
+        && let Some(receives) = process.receives(cookie.queue)
     {
         receives.arrive(Arrived {
             completion,

@@ -17,7 +17,7 @@ use crate::{
     objects::{Context, Pd, Scratch, Shadow},
     post::{Into, post_one, receive_below, store},
     real::real,
-    state::{Receive, Request, Things, get},
+    state::{Receive, Request, Things, completion, get},
 };
 
 /// Bytes of the global route header before a datagram (ibv_post_recv(3)).
@@ -49,18 +49,17 @@ impl Things {
 }
 
 impl Below<Request, Receive> for Things {
-    fn poll(&mut self, place: u32) -> Option<Came> {
+    fn poll(&mut self, place: u32) -> Option<(Came, Completion)> {
         let cq = get(&self.cqs, place)?;
         loop {
             // SAFETY: what is in the table is alive; a completion is of numbers.
-            let (wc, time_ns) = unsafe {
+            let (mut wc, time_ns) = unsafe {
                 let mut wc: ibv_wc = zeroed();
                 let time_ns = poll_any(&*cq, &mut wc)?;
                 (wc, time_ns)
             };
-            if let Some(mut came) = self.came(place, &wc) {
-                came.completion.time_ns = time_ns;
-                return Some(came);
+            if let Some(came) = self.came(place, &mut wc) {
+                return Some((came, completion(&wc, time_ns)));
             }
         }
     }
@@ -104,17 +103,14 @@ impl Below<Request, Receive> for Things {
                 list.push(scratch_of(qp.ex.qp_base.pd)?);
             }
             let peer = self.peers.get(&place).copied();
-            let mut real = self.real_request(qp, peer, &wr, cookie);
+            let mut real = wr;
+            self.make_real(qp, peer, cookie, &mut real);
             real.sg_list = list.as_mut_ptr();
             real.num_sge = list.len() as i32;
             post_one(qp.real, &mut real)
         };
         match done {
-            0 => Ok(Request {
-                wr,
-                list,
-                inline: None,
-            }),
+            0 => Ok(Request::new(wr, list)),
             errno => Err(failed(
                 "a mark behind its last requests is not taken",
                 errno,

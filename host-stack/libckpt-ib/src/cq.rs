@@ -14,7 +14,7 @@ use crate::{
     event::{Gate, ring},
     objects::{Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, table, wait_until},
     real::{Real, null, real},
-    state::{State, lock, set},
+    state::{State, completion, lock, set},
 };
 
 /// What extended queues can tell here; times too, if the queue below does.
@@ -368,9 +368,11 @@ in_tables! {
                 return if count == 0 { came } else { count };
             }
             for at in start..start + came {
-                let wc = out.add(at as usize).read();
-                if let Some(completion) = state.take(ours.place, &wc) {
-                    out.add(count as usize).write(work_completion(&completion));
+                let wc = out.add(at as usize);
+                if state.take(ours.place, &mut *wc) {
+                    if at > count {
+                        out.add(count as usize).write(wc.read());
+                    }
                     count += 1;
                 }
             }
@@ -479,16 +481,13 @@ unsafe fn take_extended(state: &mut State, cq: &Cq) -> Option<Completion> {
     }
     loop {
         // SAFETY: the caller says that it is alive; a completion is of numbers.
-        let (wc, time_ns) = unsafe {
+        let (mut wc, time_ns) = unsafe {
             let mut wc: ibv_wc = zeroed();
             let time_ns = poll_any(cq, &mut wc)?;
             (wc, time_ns)
         };
-        if let Some(completion) = state.take(cq.place, &wc) {
-            return Some(Completion {
-                time_ns,
-                ..completion
-            });
+        if state.take(cq.place, &mut wc) {
+            return Some(completion(&wc, time_ns));
         }
     }
 }

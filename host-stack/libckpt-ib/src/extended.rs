@@ -6,6 +6,7 @@ use std::{
     ptr,
 };
 
+use snaprig_ckpt_ib::ring::Ring;
 use snaprig_verbs_abi::*;
 
 use crate::{
@@ -25,8 +26,16 @@ struct Built {
 /// Requests between start and complete.
 #[derive(Default)]
 pub struct Building {
-    requests: Vec<Built>,
+    requests: Ring<Built>,
     failed: c_int,
+}
+
+impl Building {
+    /// None is left, and none has failed.
+    fn clear(&mut self) {
+        self.requests.skip(self.requests.len());
+        self.failed = 0;
+    }
 }
 
 /// Fills the table in.
@@ -72,11 +81,22 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, set: impl FnOnce(&mut
         wr.opcode = opcode;
         wr.send_flags = (*qp).wr_flags & !IBV_SEND_INLINE;
         set(&mut wr);
-        building(qp).requests.push(Built {
-            wr,
-            list: List::new(),
-            inline: Vec::new(),
-        });
+        let place = building(qp).requests.push();
+        match place {
+            // The lists of an earlier one keep their memory.
+            Some(built) => {
+                built.wr = wr;
+                built.list.clear();
+                built.inline.clear();
+            }
+            None => {
+                *place = Some(Built {
+                    wr,
+                    list: List::new(),
+                    inline: Vec::new(),
+                });
+            }
+        }
     }
 }
 
@@ -84,7 +104,8 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: ibv_wr_opcode, set: impl FnOnce(&mut
 unsafe fn last(qp: *mut ibv_qp_ex, set: impl FnOnce(&mut Built)) {
     // SAFETY: the callers pass on the queue pair of an ibv_wr_ call.
     let building = unsafe { building(qp) };
-    match building.requests.last_mut() {
+    let index = building.requests.len().checked_sub(1);
+    match index.and_then(|index| building.requests.get_mut(index)) {
         Some(built) => set(built),
         None => building.failed = libc::EINVAL,
     }
@@ -213,39 +234,43 @@ in_tables! {
             0 => &[],
             _ => std::slice::from_raw_parts(list, count),
         };
-        last(qp, |built| built.list = List::from_slice(list));
+        last(qp, |built| {
+            built.list.clear();
+            built.list.extend_from_slice(list);
+        });
     }
 
     fn wr_start(qp: *mut ibv_qp_ex) {
-        let building = building(qp);
-        building.requests.clear();
-        building.failed = 0;
+        building(qp).clear();
     }
 
     fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         let state = &mut *lock();
         let ours = Qp::of(qp.cast());
         let mut built = std::mem::take(&mut ours.building);
-        if built.failed != 0 {
-            return built.failed;
-        }
-        let mut next = ptr::null_mut();
-        for one in built.requests.iter_mut().rev() {
-            if one.wr.send_flags & IBV_SEND_INLINE != 0 {
-                one.list = inline_list(&one.inline);
+        let mut failed = built.failed;
+        if failed == 0 {
+            let mut next = ptr::null_mut();
+            for index in (0..built.requests.len()).rev() {
+                let Some(one) = built.requests.get_mut(index) else {
+                    break;
+                };
+                if one.wr.send_flags & IBV_SEND_INLINE != 0 {
+                    one.list = inline_list(&one.inline);
+                }
+                one.wr.sg_list = one.list.as_mut_ptr();
+                one.wr.num_sge = one.list.len() as c_int;
+                one.wr.next = next;
+                next = &raw mut one.wr;
             }
-            one.wr.sg_list = one.list.as_mut_ptr();
-            one.wr.num_sge = one.list.len() as c_int;
-            one.wr.next = next;
-            next = &raw mut one.wr;
+            (_, failed) = post_chain(state, ours, next);
         }
-        let (_, failed) = post_chain(state, ours, next);
-        built.requests.clear();
+        built.clear();
         ours.building = built;
         failed
     }
 
     fn wr_abort(qp: *mut ibv_qp_ex) {
-        building(qp).requests.clear();
+        building(qp).clear();
     }
 }

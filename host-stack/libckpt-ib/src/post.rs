@@ -5,7 +5,6 @@ use std::{
     ptr,
 };
 
-use smallvec::SmallVec;
 use snaprig_ckpt_ib::{
     Name,
     cookie::{Cookie, Queue},
@@ -23,7 +22,7 @@ use crate::{
     copies::{copy, is_needed},
     event::ring,
     objects::{Ah, Context, Qp, Shadow, Srq},
-    state::{List, Receive, Request, State, Things, lock},
+    state::{Chain, Receive, Request, State, Things, elements, lock},
     windows::post_type_1,
 };
 
@@ -57,53 +56,6 @@ fn srq_of(wr: &ibv_send_wr) -> u32 {
     unsafe { wr.qp_type.xrc.remote_srqn }
 }
 
-/// The elements of a list, and none of an empty one.
-///
-/// # Safety
-/// There are so many.
-#[inline]
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
-    match count > 0 && !list.is_null() {
-        // SAFETY: the caller says so.
-        true => unsafe { std::slice::from_raw_parts(list, count as usize) },
-        false => &[],
-    }
-}
-
-/// What it takes to post a request again, which has its data with it if that is inline.
-///
-/// # Safety
-/// The program has posted it now: its lists and its inline data can be read.
-#[inline]
-unsafe fn request(wr: &ibv_send_wr) -> Request {
-    // SAFETY: ibv_post_send(3): the list has so many elements.
-    let list = unsafe { elements(wr.sg_list, wr.num_sge) };
-    let inline = (wr.send_flags & IBV_SEND_INLINE != 0).then(|| {
-        let mut data = Vec::new();
-        for sge in list {
-            let from = ptr::with_exposed_provenance::<u8>(sge.addr as usize);
-            // SAFETY: inline data is read when it is posted: ibv_post_send(3).
-            data.extend_from_slice(unsafe { bytes(from, sge.length as usize) });
-        }
-        data.into_boxed_slice()
-    });
-    Request {
-        wr: *wr,
-        list: SmallVec::from_slice(list),
-        inline,
-    }
-}
-
-/// # Safety
-/// There are so many.
-unsafe fn bytes<'a>(from: *const u8, count: usize) -> &'a [u8] {
-    match count {
-        0 => &[],
-        // SAFETY: the caller says so.
-        _ => unsafe { std::slice::from_raw_parts(from, count) },
-    }
-}
-
 /// Where a request of a queue pair leads.
 ///
 /// # Safety
@@ -130,65 +82,66 @@ unsafe fn receiver(
 }
 
 impl Things {
-    /// A request as it is below: names are what they are now. Its lists are those of `list`.
+    /// Makes a request of the program's what it is below: names are what they are now. Its lists are not changed.
     ///
     /// # Safety
-    /// Its address handle, if it has one, is the program's, and alive.
+    /// What it names is the program's, and alive.
     #[inline]
-    pub unsafe fn real_request(
+    pub unsafe fn make_real(
         &self,
         qp: &Qp,
         peer: Option<Name>,
-        wr: &ibv_send_wr,
         cookie: Cookie,
-    ) -> ibv_send_wr {
-        let mut real = *wr;
-        real.wr_id = cookie.bits();
-        real.next = ptr::null_mut();
-        if kind_of(wr.opcode) == Kind::Local {
-            // SAFETY: the caller says that what it names is alive.
-            unsafe { self.real_local(qp, wr, &mut real) };
-            return real;
-        }
-        let is_datagram = qp.ex.qp_base.qp_type == IBV_QPT_UD;
-        // SAFETY: which member of the union is in use follows from the kind of queue pair and the opcode: ibv_post_send(3).
+        wr: &mut ibv_send_wr,
+    ) {
+        wr.wr_id = cookie.bits();
+        wr.next = ptr::null_mut();
+        // SAFETY: which member of the union is in use follows from the kind of queue pair and the opcode: ibv_post_send(3). The caller
+        // says that what it names is alive.
         unsafe {
-            if is_datagram {
-                let ah = Ah::of(wr.wr.ud.ah);
-                real.wr.ud.ah = ah.real;
-                if self.restarts > 0 && wr.wr.ud.remote_qpn != MULTICAST {
+            if kind_of(wr.opcode) == Kind::Local {
+                self.make_local_real(qp, wr);
+            } else if qp.ex.qp_base.qp_type == IBV_QPT_UD {
+                let ud = &mut wr.wr.ud;
+                let ah = Ah::of(ud.ah);
+                ud.ah = ah.real;
+                if self.restarts > 0 && ud.remote_qpn != MULTICAST {
                     let name = Name {
                         port: port_of(&ah.attr),
-                        number: wr.wr.ud.remote_qpn,
+                        number: ud.remote_qpn,
                     };
-                    real.wr.ud.remote_qpn = self.names.queue_pair(name).number;
+                    ud.remote_qpn = self.names.queue_pair(name).number;
                 }
-                return real;
+            } else if let (true, Some(peer)) = (self.restarts > 0, peer) {
+                self.rename(qp, peer, wr);
             }
-            let (true, Some(peer)) = (self.restarts > 0, peer) else {
-                return real;
-            };
-            let mut to = Receiver::from(peer);
+        }
+    }
+
+    /// The same, of a restarted process's connection.
+    ///
+    /// # Safety
+    /// As for [`Self::make_real`].
+    unsafe fn rename(&self, qp: &Qp, peer: Name, wr: &mut ibv_send_wr) {
+        let mut to = Receiver::from(peer);
+        // SAFETY: as in `make_real`.
+        unsafe {
             if qp.ex.qp_base.qp_type == IBV_QPT_XRC_SEND {
                 to.shared = Some(srq_of(wr));
                 if let Some(name) = to.shared_name() {
-                    real.qp_type.xrc.remote_srqn = self.names.shared(name);
+                    wr.qp_type.xrc.remote_srqn = self.names.shared(name);
                 }
             }
-            match wr.opcode {
+            let key = match wr.opcode {
                 IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
-                    real.wr.rdma.rkey = self.names.remote_key(to, wr.wr.rdma.rkey);
+                    &mut wr.wr.rdma.rkey
                 }
-                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
-                    real.wr.atomic.rkey = self.names.remote_key(to, wr.wr.atomic.rkey);
-                }
-                IBV_WR_SEND_WITH_INV => {
-                    real.imm.invalidate_rkey = self.names.remote_key(to, wr.imm.invalidate_rkey);
-                }
-                _ => {}
-            }
+                IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => &mut wr.wr.atomic.rkey,
+                IBV_WR_SEND_WITH_INV => &mut wr.imm.invalidate_rkey,
+                _ => return,
+            };
+            *key = self.names.remote_key(to, *key);
         }
-        real
     }
 }
 
@@ -206,128 +159,142 @@ pub unsafe fn post_chain(
     qp: &mut Qp,
     first: *mut ibv_send_wr,
 ) -> (usize, c_int) {
-    let Some(pair) = state.process.qp(qp.place) else {
+    let State { process, things } = state;
+    let Some(pair) = process.qp(qp.place) else {
         return (0, libc::EINVAL);
     };
-    let (service, peer) = (pair.service, pair.peer);
-    let holds = is_holding(pair);
-    let signals_all = qp.init.sq_sig_all != 0;
-    let mut chain = std::mem::take(&mut state.things.chain);
-    let mut lists = std::mem::take(&mut state.things.lists);
+    if is_holding(pair) {
+        // SAFETY: the caller says that everything is alive.
+        return (unsafe { hold_chain(pair, qp, first) }, 0);
+    }
+    let ends = (pair.service, pair.peer);
+    let mut has_local = false;
+    let first_number = pair.sends.next_number();
+    let mut chain = things.chain.take().unwrap_or_default();
     chain.clear();
-    lists.clear();
-    let mut held = 0;
-    let mut locals = SmallVec::<[(*mut ibv_send_wr, u64); 4]>::new();
     let mut next = first;
     // SAFETY: ibv_post_send(3): each request is followed by another one or none. Their lists are read here, and by the
     // libibverbs below in this call.
-    let done = unsafe {
-        let context = Context::of(qp.ex.qp_base.context);
+    unsafe {
         while let Some(wr) = next.as_ref() {
             next = wr.next;
-            let request = request(wr);
-            let length = request.list.iter().map(|sge| u64::from(sge.length)).sum();
             let kind = kind_of_request(qp, wr);
-            let posted = Posted {
-                wr_id: Some(wr.wr_id),
-                kind,
-                signaled: signals_all || wr.send_flags & IBV_SEND_SIGNALED != 0,
-                length,
-                request,
-            };
-            let Some(pair) = state.process.qp(qp.place) else {
-                break;
-            };
-            if holds {
-                pair.sends.hold(posted);
-                held += 1;
-                continue;
-            }
-            if let Some(to) = receiver((service, peer), kind, wr) {
+            has_local |= kind == Kind::Local;
+            if let Some(to) = receiver(ends, kind, wr) {
                 pair.count_sent(to);
             }
-            let long = match &posted.request.inline {
-                Some(data) if is_needed(qp, data.len()) => Some(data.clone()),
-                _ => None,
-            };
-            let number = pair.sends.post(posted);
             let done = pair.sends.done();
-            if kind == Kind::Local {
-                locals.push((ptr::from_ref(wr).cast_mut(), number));
-            }
+            let (number, posted) = pair.sends.post_into();
+            set(posted, qp, wr, kind);
             let cookie = Cookie {
                 queue: Queue::Sends(qp.place),
                 own: false,
                 number,
             };
-            let mut real = state.things.real_request(qp, peer, wr, cookie);
-            if state.things.restarts > 0 {
-                let list = elements(wr.sg_list, wr.num_sge);
-                lists.push(match long {
+            let real = chain.push(wr);
+            things.make_real(qp, ends.1, cookie, real);
+            if things.restarts > 0 {
+                let list = match posted.request.inline() {
                     // Without memory for a copy, the HCA below refuses it.
-                    Some(data) => copy(qp, (number, done), &data, &mut real).unwrap_or_default(),
-                    None => state.things.real_list(context, list),
-                });
-                // Those that are short are within the list of lists, which may still grow.
-                real.sg_list = ptr::null_mut();
+                    Some(data) if is_needed(qp, data.len()) => {
+                        copy(qp, (number, done), data, real).unwrap_or_default()
+                    }
+                    _ => {
+                        let context = Context::of(qp.ex.qp_base.context);
+                        things.real_list(context, elements(wr.sg_list, wr.num_sge))
+                    }
+                };
+                chain.lists.push(list);
             }
-            chain.push(real);
         }
-        match chain.is_empty() {
-            true => (held, 0),
-            false => post_below(state, qp, first, &mut chain, &mut lists),
+        let done = post_below(pair, qp, first, &mut chain);
+        things.chain = Some(chain);
+        if has_local {
+            let mut wr = first;
+            for number in (first_number..).take(done.0) {
+                if kind_of((*wr).opcode) == Kind::Local {
+                    things.local_posted(qp, &*wr, number);
+                }
+                wr = (*wr).next;
+            }
         }
-    };
-    for (wr, number) in locals {
-        let is_taken = state
-            .process
-            .qp(qp.place)
-            .is_some_and(|pair| pair.sends.has(number));
-        if is_taken {
-            // SAFETY: the program has just posted it.
-            unsafe { state.things.local_posted(qp, &*wr, number) };
-        }
+        done
     }
-    state.things.chain = chain;
-    state.things.lists = lists;
-    done
 }
 
+/// What the log has of a request.
+///
+/// # Safety
+/// The program posts it now: its lists and its inline data can be read.
+#[inline]
+unsafe fn set(posted: &mut Posted<Request>, qp: &Qp, wr: &ibv_send_wr, kind: Kind) {
+    posted.wr_id = Some(wr.wr_id);
+    posted.kind = kind;
+    posted.signaled = qp.init.sq_sig_all != 0 || wr.send_flags & IBV_SEND_SIGNALED != 0;
+    // SAFETY: the caller says that it is as the program posts it.
+    posted.length = unsafe { posted.request.set(wr) };
+}
+
+/// What the program posts while its send queue is drained; how many requests that is.
+///
+/// # Safety
+/// As for [`post_chain`].
+#[cold]
+unsafe fn hold_chain(
+    pair: &mut QueuePair<Request, Receive>,
+    qp: &Qp,
+    mut next: *mut ibv_send_wr,
+) -> usize {
+    let mut held = 0;
+    // SAFETY: ibv_post_send(3): each request is followed by another one or none.
+    while let Some(wr) = unsafe { next.as_ref() } {
+        next = wr.next;
+        let mut posted = Posted::default();
+        // SAFETY: the caller says so.
+        unsafe { set(&mut posted, qp, wr, kind_of_request(qp, wr)) };
+        pair.sends.hold(posted);
+        held += 1;
+    }
+    held
+}
+
+/// Posts what a chain is below: how many were taken, and why no more. The log has no others.
+///
 /// # Safety
 /// As for [`post_chain`].
 #[inline]
 unsafe fn post_below(
-    state: &mut State,
-    qp: &mut Qp,
+    pair: &mut QueuePair<Request, Receive>,
+    qp: &Qp,
     first: *mut ibv_send_wr,
-    chain: &mut [ibv_send_wr],
-    lists: &mut [List],
+    chain: &mut Chain,
 ) -> (usize, c_int) {
-    for (real, list) in chain.iter_mut().zip(lists) {
+    let Chain { requests, lists } = chain;
+    if requests.is_empty() {
+        return (0, 0);
+    }
+    for (real, list) in requests.iter_mut().zip(lists) {
         real.sg_list = list.as_mut_ptr();
     }
-    for at in 1..chain.len() {
-        chain[at - 1].next = &raw mut chain[at];
+    for at in 1..requests.len() {
+        requests[at - 1].next = &raw mut requests[at];
     }
     let mut bad = ptr::null_mut();
     // SAFETY: the queue pair below is alive as long as ours.
     let failed = unsafe {
         match (*(*qp.real).context).ops.post_send {
-            Some(post) => post(qp.real, chain.as_mut_ptr(), &mut bad),
+            Some(post) => post(qp.real, requests.as_mut_ptr(), &mut bad),
             None => libc::EOPNOTSUPP,
         }
     };
     if failed == 0 {
-        return (chain.len(), 0);
+        return (requests.len(), 0);
     }
-    let refused = chain.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0);
-    let Some(pair) = state.process.qp(qp.place) else {
-        return (refused, failed);
-    };
+    let refused = requests.iter().position(|wr| ptr::eq(wr, bad)).unwrap_or(0);
     // SAFETY: as in `post_chain`.
     unsafe {
         let mut wr = first;
-        for at in 0..chain.len() {
+        for at in 0..requests.len() {
             if at >= refused {
                 pair.sends.take_back();
                 let kind = kind_of_request(qp, &*wr);
@@ -394,8 +361,9 @@ pub unsafe fn post_again(
             return posted;
         }
         let context = Context::of(qp.ex.qp_base.context);
-        let mut real = things.real_request(qp, peer, &request.wr, cookie);
-        let mut list = match &request.inline {
+        let mut real = request.wr;
+        things.make_real(qp, peer, cookie, &mut real);
+        let mut list = match request.inline() {
             Some(data) if is_needed(qp, data.len()) => {
                 match copy(qp, (number, done), data, &mut real) {
                     Ok(list) => list,
@@ -480,7 +448,11 @@ unsafe fn receives(
                 *bad = wr;
                 return libc::EINVAL;
             };
-            match log.post(request.wr_id, SmallVec::from_slice(list)) {
+            let put = |logged: &mut Receive| {
+                logged.clear();
+                logged.extend_from_slice(list);
+            };
+            match log.post(request.wr_id, put) {
                 Fate::Held => serves = true,
                 Fate::Below(number) => {
                     let cookie = Cookie {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ffi::c_int,
     sync::{Mutex, MutexGuard, Once, PoisonError},
 };
 
@@ -27,9 +28,82 @@ pub type List = SmallVec<[ibv_sge; 3]>;
 pub struct Request {
     /// As the program has posted it; its pointers to lists mean nothing.
     pub wr: ibv_send_wr,
+    /// Where its data is, unless that is inline.
     pub list: List,
-    /// Data that was taken when it was posted.
-    pub inline: Option<Box<[u8]>>,
+    /// Inline data, which was taken when it was posted.
+    data: Vec<u8>,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        // SAFETY: a request is of numbers and pointers.
+        Self::new(unsafe { std::mem::zeroed() }, List::new())
+    }
+}
+
+impl Request {
+    /// One without inline data.
+    pub fn new(wr: ibv_send_wr, list: List) -> Self {
+        Self {
+            wr,
+            list,
+            data: Vec::new(),
+        }
+    }
+
+    /// Makes it another one, as the program posts it; the bytes of its message.
+    ///
+    /// # Safety
+    /// The program has posted it now: its lists and its inline data can be read.
+    #[inline]
+    pub unsafe fn set(&mut self, wr: &ibv_send_wr) -> u64 {
+        self.wr = *wr;
+        self.list.clear();
+        // SAFETY: ibv_post_send(3): the list has so many elements.
+        let list = unsafe { elements(wr.sg_list, wr.num_sge) };
+        if wr.send_flags & IBV_SEND_INLINE == 0 {
+            self.list.extend_from_slice(list);
+            return list.iter().map(|sge| u64::from(sge.length)).sum();
+        }
+        self.data.clear();
+        for sge in list {
+            let from = std::ptr::with_exposed_provenance::<u8>(sge.addr as usize);
+            // SAFETY: inline data is read when it is posted: ibv_post_send(3).
+            self.data
+                .extend_from_slice(unsafe { bytes(from, sge.length as usize) });
+        }
+        self.data.len() as u64
+    }
+
+    /// Its inline data, if it has that.
+    #[inline]
+    pub fn inline(&self) -> Option<&[u8]> {
+        (self.wr.send_flags & IBV_SEND_INLINE != 0).then_some(&self.data)
+    }
+}
+
+/// The elements of a list, and none of an empty one.
+///
+/// # Safety
+/// There are so many.
+#[inline]
+pub unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> &'a [ibv_sge] {
+    match count > 0 && !list.is_null() {
+        // SAFETY: the caller says so.
+        true => unsafe { std::slice::from_raw_parts(list, count as usize) },
+        false => &[],
+    }
+}
+
+/// # Safety
+/// There are so many.
+#[inline]
+unsafe fn bytes<'a>(from: *const u8, count: usize) -> &'a [u8] {
+    match count {
+        0 => &[],
+        // SAFETY: the caller says so.
+        _ => unsafe { std::slice::from_raw_parts(from, count) },
+    }
 }
 
 // SAFETY: the pointers of a request mean nothing but for an address handle's, which is only used with the lock.
@@ -44,6 +118,30 @@ pub struct State {
     /// What the machines know of it.
     pub process: Process<Request, Receive>,
     pub things: Things,
+}
+
+/// A chain of requests, as it is below: its memory is used again.
+#[derive(Default)]
+pub struct Chain {
+    pub requests: Vec<ibv_send_wr>,
+    /// In a restarted process, the list of each.
+    pub lists: Vec<List>,
+}
+
+impl Chain {
+    #[inline]
+    pub fn clear(&mut self) {
+        self.requests.clear();
+        self.lists.clear();
+    }
+
+    /// Another one, like the program's.
+    #[inline]
+    pub fn push(&mut self, wr: &ibv_send_wr) -> &mut ibv_send_wr {
+        self.requests.push(*wr);
+        let last = self.requests.len() - 1;
+        &mut self.requests[last]
+    }
 }
 
 /// What there is of it here. Objects are the program's pointers.
@@ -75,9 +173,8 @@ pub struct Things {
     pub lent: HashMap<u64, Scratch>,
     /// Other ends of connections, by place, while it is drained.
     pub peers: HashMap<u32, Name>,
-    /// For chains of requests.
-    pub chain: Vec<ibv_send_wr>,
-    pub lists: Vec<List>,
+    /// For what is posted; none while that is so.
+    pub chain: Option<Box<Chain>>,
 }
 
 // SAFETY: its pointers are to boxes that are changed only by who has the lock.
@@ -158,26 +255,31 @@ pub fn get<T>(table: &[*mut T], place: u32) -> Option<*mut T> {
 }
 
 impl State {
-    /// Whose a completion is that came from the queue below, and what it was.
+    /// A completion came from the queue below. Whether it is the program's, which then finds its own names in it.
     #[inline]
-    pub fn take(&mut self, cq: u32, wc: &ibv_wc) -> Option<Completion> {
-        let came = self.things.came(cq, wc)?;
+    pub fn take(&mut self, cq: u32, wc: &mut ibv_wc) -> bool {
+        let Some(came) = self.things.came(cq, wc) else {
+            return false;
+        };
         match self.process.completed(came) {
-            Whose::Program(completion) => Some(completion),
-            Whose::Nobody => None,
-            Whose::Lent(queue, number, completion) => {
-                self.settle_lent(cq, queue, number, completion);
-                None
+            Whose::Program(wr_id) => {
+                wc.wr_id = wr_id;
+                true
+            }
+            Whose::Nobody => false,
+            Whose::Lent => {
+                self.settle_lent(cq, came.cookie, completion(wc, 0));
+                false
             }
         }
     }
 
     /// What was lent came back while the program works: the queue may go on with the program's own.
     #[cold]
-    fn settle_lent(&mut self, cq: u32, queue: Queue, number: u64, completion: Completion) {
+    fn settle_lent(&mut self, cq: u32, cookie: Cookie, completion: Completion) {
         let Self { process, things } = self;
-        take_lent(process, things, cq, (queue, number), completion);
-        if let Err(why) = serve(process, things, queue) {
+        take_lent(process, things, cq, cookie, completion);
+        if let Err(why) = serve(process, things, cookie.queue) {
             eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
         }
     }
@@ -216,14 +318,15 @@ impl Things {
         real
     }
 
-    /// A completion from below, with virtual names.
+    /// A completion from below: what its log must know of it. It has virtual names from here on, but for its wr_id. None: it is of
+    /// what is gone.
     #[inline]
-    pub fn came(&self, cq: u32, wc: &ibv_wc) -> Option<Came> {
+    pub fn came(&self, cq: u32, wc: &mut ibv_wc) -> Option<Came> {
         let cookie = Cookie::of(wc.wr_id)?;
         let place = match cookie.queue {
             Queue::Sends(place) | Queue::Receives(place) => place,
             Queue::Shared(place) => {
-                if let Some(came) = self.came_for_xrc(place, wc) {
+                if let Some(came) = self.came_for_xrc(place, cookie, wc) {
                     return Some(came);
                 }
                 let cq = get(&self.cqs, cq)?;
@@ -234,56 +337,60 @@ impl Things {
         };
         let qp = get(&self.qps, place)?;
         // SAFETY: what is in the table is alive.
-        let (number, real_number, kind) = unsafe {
-            let base = &(*qp).ex.qp_base;
-            (base.qp_num, (*(*qp).real).qp_num, base.qp_type)
-        };
+        let (base, real_number) = unsafe { (&(*qp).ex.qp_base, (*(*qp).real).qp_num) };
         // Of one that had this place before.
         if real_number != wc.qp_num {
             return None;
         }
-        let mut completion = completion(wc, number);
+        wc.qp_num = base.qp_num;
         if wc.wc_flags & IBV_WC_WITH_INV != 0 {
-            // SAFETY: what is in the table is alive.
-            let context = unsafe { (*qp).ex.qp_base.context };
-            completion.immediate = self.invalidated(context, completion.immediate);
+            self.call_invalidated(base.context, wc);
         }
-        let is_datagram = kind == IBV_QPT_UD && !matches!(cookie.queue, Queue::Sends(_));
-        let from = is_datagram.then(|| self.sender(&mut completion));
+        let is_datagram = base.qp_type == IBV_QPT_UD && !matches!(cookie.queue, Queue::Sends(_));
+        let from = is_datagram.then(|| self.sender(wc));
         Some(Came {
-            completion,
+            cookie,
+            status: wc.status,
             qp: Some(place),
             from: from.flatten(),
         })
     }
 
+    /// A key that a peer has invalidated is called as the program calls it.
+    #[cold]
+    fn call_invalidated(&self, context: *mut ibv_context, wc: &mut ibv_wc) {
+        // SAFETY: both members of the union are 4 plain bytes.
+        let key = unsafe { wc.imm.invalidated_rkey };
+        wc.imm.invalidated_rkey = self.invalidated(context, key);
+    }
+
     /// A completion of a shared receive queue, if that is of XRC: the message may have come by another process's queue pair.
-    fn came_for_xrc(&self, place: u32, wc: &ibv_wc) -> Option<Came> {
+    fn came_for_xrc(&self, place: u32, cookie: Cookie, wc: &mut ibv_wc) -> Option<Came> {
         let srq = get(&self.srqs, place)?;
         // SAFETY: what is in the table is alive, and so is its context.
         let (xrc, port) = unsafe { ((*srq).xrc?, Context::of((*srq).srq.context).port()) };
         let by = self.names.called_at(port, wc.qp_num);
-        let mut completion = completion(wc, by.number);
+        wc.qp_num = by.number;
         // Some HCAs say so where it came to.
         // SAFETY: as above.
         if wc.src_qp == unsafe { crate::xrc::number_below((*srq).real) } {
-            completion.source_qp = xrc.number;
+            wc.src_qp = xrc.number;
         }
         if wc.wc_flags & IBV_WC_WITH_INV != 0 {
             // SAFETY: as above.
-            let context = unsafe { (*srq).srq.context };
-            completion.immediate = self.invalidated(context, completion.immediate);
+            self.call_invalidated(unsafe { (*srq).srq.context }, wc);
         }
         Some(Came {
-            completion,
+            cookie,
+            status: wc.status,
             qp: None,
             from: Some(by),
         })
     }
 
     /// Who has sent a datagram, which says so with virtual names from here on.
-    fn sender(&self, completion: &mut Completion) -> Option<Name> {
-        let (lid, number) = (completion.source_lid, completion.source_qp);
+    fn sender(&self, wc: &mut ibv_wc) -> Option<Name> {
+        let (lid, number) = (wc.slid, wc.src_qp);
         let named = |lid: u16| Name {
             port: lid.into(),
             number,
@@ -294,20 +401,20 @@ impl Things {
         }
         match self.names.called(lid, number) {
             Some((name, lid)) => {
-                (completion.source_lid, completion.source_qp) = (lid, name.number);
+                (wc.slid, wc.src_qp) = (lid, name.number);
                 Some(name)
             }
             None => {
-                completion.source_lid = self.names.called_lid(lid);
-                (lid != 0).then(|| named(completion.source_lid))
+                wc.slid = self.names.called_lid(lid);
+                (lid != 0).then(|| named(wc.slid))
             }
         }
     }
 }
 
-/// A completion from below, of a queue pair that the program calls so.
+/// A completion to be put by, with a time.
 #[inline]
-fn completion(wc: &ibv_wc, qp: u32) -> Completion {
+pub fn completion(wc: &ibv_wc, time_ns: u64) -> Completion {
     Completion {
         wr_id: wc.wr_id,
         status: wc.status,
@@ -316,13 +423,13 @@ fn completion(wc: &ibv_wc, qp: u32) -> Completion {
         length: wc.byte_len,
         // SAFETY: both members of the union are 4 plain bytes.
         immediate: unsafe { wc.imm.imm_data },
-        qp,
+        qp: wc.qp_num,
         source_qp: wc.src_qp,
         flags: wc.wc_flags,
         pkey_index: wc.pkey_index,
         source_lid: wc.slid,
         service_level: wc.sl,
         path_bits: wc.dlid_path_bits,
-        time_ns: 0,
+        time_ns,
     }
 }

@@ -111,25 +111,25 @@ impl Things {
         all.find(|mw| unsafe { (**mw).mw.context == context && (**mw).key >> 8 == key >> 8 })
     }
 
-    /// A request that stays in the HCA, as it is below.
+    /// Makes a request that stays in the HCA what it is below.
     ///
     /// # Safety
     /// What it names is the program's, and alive.
-    pub unsafe fn real_local(&self, qp: &Qp, wr: &ibv_send_wr, real: &mut ibv_send_wr) {
+    #[cold]
+    pub unsafe fn make_local_real(&self, qp: &Qp, wr: &mut ibv_send_wr) {
         // SAFETY: the member of the union is that of the opcode: ibv_post_send(3).
         unsafe {
             if wr.opcode == IBV_WR_BIND_MW {
-                let window = Mw::of(wr.op.bind_mw.mw);
-                real.op.bind_mw = ibv_send_wr_bind_mw {
-                    mw: window.real,
-                    rkey: window.real_key(wr.op.bind_mw.rkey),
-                    bind_info: info_below(&wr.op.bind_mw.bind_info),
-                };
+                let bind = &mut wr.op.bind_mw;
+                let window = Mw::of(bind.mw);
+                bind.mw = window.real;
+                bind.rkey = window.real_key(bind.rkey);
+                bind.bind_info = info_below(&bind.bind_info);
                 return;
             }
             let key = wr.imm.invalidate_rkey;
             if let Some(window) = self.window(qp.ex.qp_base.context, key) {
-                real.imm.invalidate_rkey = (*window).real_key(key);
+                wr.imm.invalidate_rkey = (*window).real_key(key);
             }
         }
     }
@@ -327,17 +327,17 @@ impl State {
         let until = Instant::now() + BIND_MAX;
         let Self { process, things } = self;
         while Instant::now() < until {
-            let Some(came) = things.poll(cq) else {
+            let Some((came, completion)) = things.poll(cq) else {
                 std::thread::yield_now();
                 continue;
             };
-            if came.completion.wr_id == cookie.bits() {
-                return match came.completion.status {
+            if came.cookie == cookie {
+                return match came.status {
                     IBV_WC_SUCCESS => Ok(()),
                     status => Err(failed(0, &format!("status {status}"))),
                 };
             }
-            settle(process, things, cq, came);
+            settle(process, things, cq, (came, completion));
         }
         Err(failed(0, &"the HCA does not answer"))
     }
@@ -460,7 +460,7 @@ in_tables! {
             kind: Kind::Local,
             signaled: (*qp).init.sq_sig_all != 0 || wr.send_flags & IBV_SEND_SIGNALED != 0,
             length: 0,
-            request: Request { wr, list: List::new(), inline: None },
+            request: Request::new(wr, List::new()),
         };
         if is_holding(pair) {
             pair.sends.hold(posted);

@@ -533,7 +533,7 @@ pub const RECEIVE_BYTES: u64 =
     (super::super::verbs::LONGEST + super::super::verbs::GRH_BYTES) as u64;
 
 impl Below<Request, Receive> for Driver<'_> {
-    fn poll(&mut self, _: u32) -> Option<Came> {
+    fn poll(&mut self, _: u32) -> Option<(Came, Completion)> {
         let world = &self.fabric.world;
         let node = &self.me.node;
         let queue = world.memory.cq(node.cq)?;
@@ -545,22 +545,24 @@ impl Below<Request, Receive> for Driver<'_> {
         };
         let (status, number) = (real.status as u64, u64::from(real.qp_number));
         world.note(&[number, real.wr_id, status, real.opcode.into(), real.time_ns]);
-        if let Some(Queue::Shared(XRC)) = Cookie::of(real.wr_id).map(|cookie| cookie.queue) {
+        let cookie = Cookie::of(real.wr_id)?;
+        let came = |qp, from| Came {
+            cookie,
+            status: real.status as u32,
+            qp,
+            from,
+        };
+        if cookie.queue == Queue::Shared(XRC) {
             let by = self.fabric.owner_of(real.qp_number)?.name;
-            return Some(Came {
-                completion: convert(&real, by.number),
-                qp: None,
-                from: Some(by),
-            });
+            return Some((came(None, Some(by)), convert(&real, by.number)));
         }
         let place = self.me.place_of(real.qp_number)?;
         let owner = self.fabric.owner(self.me.ends[place].0)?;
-        let from = self.fabric.owner_of(real.source_qp);
-        Some(Came {
-            completion: convert(&real, owner.name.number),
-            qp: Some(place as u32),
-            from: from.map(|owner| owner.name),
-        })
+        let from = self.fabric.owner_of(real.source_qp).map(|owner| owner.name);
+        Some((
+            came(Some(place as u32), from),
+            convert(&real, owner.name.number),
+        ))
     }
 
     fn go_on(&mut self, place: u32) -> Result<(), String> {

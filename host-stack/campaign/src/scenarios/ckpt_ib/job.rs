@@ -576,8 +576,7 @@ fn is_inconsistent(saved: &[Saved]) -> Option<String> {
     let all = || saved.iter().flat_map(|one| one.process.each_qp());
     let taken = |by: Name, from: Name| {
         let (_, pair) = all().find(|(_, pair)| pair.name == by)?;
-        pair.sends_messages()
-            .then(|| pair.taken.get(&from).copied().unwrap_or(0))
+        pair.sends_messages().then(|| pair.taken.of(from))
     };
     let taken_behind = |name: Name, by: Name| {
         let mut all = saved.iter().flat_map(|one| one.process.behind.values());
@@ -588,8 +587,8 @@ fn is_inconsistent(saved: &[Saved]) -> Option<String> {
         all().filter(|(_, pair)| pair.service == Service::Reliable && pair.sends_messages());
     reliable.find_map(|(_, pair)| {
         let peer = pair.peer?;
-        let sent: u64 = pair.sent.values().sum();
-        let behind = pair.sent.keys().filter_map(|to| to.shared_name());
+        let sent: u64 = pair.sent.iter().map(|(_, count)| count).sum();
+        let behind = pair.sent.iter().filter_map(|(to, _)| to.shared_name());
         let taken =
             taken(peer, pair.name)? + behind.map(|name| taken_behind(name, peer)).sum::<u64>();
         (taken != sent || !pair.sends.is_settled())

@@ -640,7 +640,7 @@ impl Run {
         let Some(receives) = process.receives(queue) else {
             return;
         };
-        if let Fate::Below(number) = receives.post(wr_id | RECEIVE, at) {
+        if let Fate::Below(number) = receives.post(wr_id | RECEIVE, |receive| *receive = at) {
             let cookie = Cookie {
                 queue,
                 own: false,
