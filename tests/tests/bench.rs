@@ -1,4 +1,4 @@
-//! `snaprig bench card`, `bench scif`, `bench coi` and `bench snapify` measure what they say, on the platforms that are here.
+//! `snaprig bench card`, `bench scif`, `bench coi`, `bench snapify` and `bench ckpt-ib` measure what they say, on the platforms that are here.
 
 use std::process::Command;
 
@@ -55,4 +55,19 @@ fn coi_is_measured_beside_the_host() {
 #[test]
 fn what_snapify_costs_is_measured() {
     measures("snapify", "1", &["MD", "KM", "BT-MZ"]);
+}
+
+#[test]
+fn what_checkpoints_cost_an_rdma_program_is_measured() {
+    let expected = [
+        "post, write 8 B",
+        "poll, empty",
+        "2 posts, 2 polls",
+        "write 4 KiB",
+        "lu, 2 ranks",
+        "image lu",
+        "start 16 processes",
+        "drain 16x64 QPs",
+    ];
+    measures("ckpt-ib", "1", &expected);
 }

@@ -22,6 +22,9 @@ pub enum Unit {
     /// GFLOP/s.
     #[serde(rename = "GFLOP/s")]
     Arithmetic,
+    /// MiB.
+    #[serde(rename = "MiB")]
+    Mebibytes,
 }
 
 /// What the ratio of ours to the baseline's is to be.
@@ -136,6 +139,7 @@ fn table(rows: &[Row]) -> String {
                 Unit::Nanoseconds => format!("{} ns", short(value)),
                 Unit::Rate => format!("{} GB/s", short(value)),
                 Unit::Arithmetic => format!("{} GF/s", short(value)),
+                Unit::Mebibytes => format!("{} MiB", short(value)),
             })
         };
         let theirs = match &row.samples {

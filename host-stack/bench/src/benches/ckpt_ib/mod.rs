@@ -1,20 +1,24 @@
-//! `snaprig bench ckpt-ib`: what it costs an RDMA program to be checkpointable, beside the same program without that; and how long
-//! its queue pairs take to come to rest (tables 1, 2 and 6 of Cao et al., HPDC '14).
+//! `snaprig bench ckpt-ib`: what it costs an RDMA program to be checkpointable, beside the same program without that; how long
+//! its queue pairs take to come to rest; and what a checkpoint of an MPI job over verbs is beside one of the same job over shared
+//! memory (tables 1, 2, 3 and 6, figure 6 of Cao et al., HPDC '14).
 //!
-//! The programs are those that users take: perftest, and mpirun where it is installed.
+//! | rows | what is measured |
+//! |---|---|
+//! | post, poll | a program with two queue pairs, which are connected to each other: the least time of a step. What it may take is what it takes without the library, and 25 ns for each call. |
+//! | write, send | perftest |
+//! | MPI kernels | the time of a long run less that of a short one, so that how the job starts is left out |
+//! | start | from the start of so many processes, each with a queue pair, until messages have come by all of these |
+//! | drain | of processes at work, what plugins take of a checkpoint: until nothing is under way, and all is taken down |
+//! | dump, restart, image | an MPI kernel that is at work |
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Child, Command, ExitCode, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+mod scene;
 
-use serde::Deserialize;
-use snaprig_fabric::place::DIRECTORY_ENV;
+use std::{path::Path, process::ExitCode};
+
+use clap::Args;
 use snaprig_fixtures::mpi::KERNELS;
 
+use self::scene::{Dumped, Scene, Transport};
 use crate::{
     AnyError, BenchWith,
     options::Common,
@@ -22,289 +26,240 @@ use crate::{
 };
 
 /// RDMA programs in checkpoints.
-pub static BENCH: BenchWith<Common> = BenchWith::new(
+pub static BENCH: BenchWith<Options> = BenchWith::new(
     "ckpt-ib",
     "What it costs an RDMA program to be checkpointable, and how long its queue pairs take to come to rest",
     run,
 );
 
-/// What the network's part of a checkpoint is to take at most, in milliseconds.
-const NETWORK_MS: f64 = 2.0;
-/// How long programs may take to be at work.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long pairs of programs have worked before they are checkpointed.
-const WORKS: Duration = Duration::from_millis(300);
-
-/// What is measured.
-#[derive(Clone)]
-enum Measured {
-    /// Two programs: a number of the last line of figures that the client prints, by its column.
-    Pair(String, usize, f64),
-    /// A kernel of an MPI job, in seconds.
-    Kernel(PathBuf, u64),
-    /// So many pairs with so many queue pairs each: until they have come to rest.
-    Rest(u32, u32),
+/// What the benchmark is told.
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    common: Common,
+    /// Only measures whose name has this in it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
 }
 
+/// What a call of the library may take beside the one below, in nanoseconds.
+const CALL_NS: f64 = 25.0;
+/// What the network's part of a checkpoint may take, in milliseconds.
+const NETWORK_MS: f64 = 2.0;
+/// The kernel that is checkpointed, and its ranks.
+const KERNEL: &str = "lu";
+const RANKS: u32 = 4;
+/// Of pairs of processes: how many, and queue pairs of each process. The last one has four times as many as the one before.
+const RESTS: [(u32, u32); 4] = [(1, 1), (1, 64), (8, 64), (8, 256)];
+
+/// Something to measure, and the rows that its samples go to.
 struct Measure {
     what: Measured,
-    row: Row,
+    rows: Vec<Row>,
 }
 
+enum Measured {
+    /// Steps of this kind, which call the library so often.
+    Steps(&'static str, f64),
+    /// Two programs: a number of the last line of figures that the client prints, by its column.
+    Perftest(String, usize, f64),
+    /// So many iterations of an MPI kernel, by its program.
+    Kernel(String, u64),
+    /// So many pairs of processes.
+    Start(u32),
+    /// Each of [`RESTS`].
+    Rest,
+    /// An MPI kernel, by its program.
+    Checkpoint(String),
+}
+
+/// What it is, and what it is compared with; none where that failed.
+type Sample = (f64, Option<f64>);
+
 fn measures(scale: f64, directory: &Path) -> Vec<Measure> {
-    let count = |usual: f64| (usual * scale).max(1000.0) as u64;
-    let mut all = Vec::new();
-    let mut pair = |name: &str, unit, program: String, column, by, aim| {
-        let row = Row::new(name.into(), unit, "alone", Some(aim));
-        let what = Measured::Pair(program, column, by);
-        all.push(Measure { what, row });
+    let count = |usual: f64, least: f64| (usual * scale).max(least) as u64;
+    let one = |what, row| Measure {
+        what,
+        rows: vec![row],
     };
-    // 25 ns of the 400 that either takes.
-    let latency = Aim::AtMost(1.06);
-    let bandwidth = Aim::AtLeast(0.98);
-    let n = count(1e6);
-    pair(
-        "write 8 B",
-        Unit::Microseconds,
-        format!("ib_write_lat -s 8 -n {n}"),
-        4,
-        1.0,
-        latency,
-    );
-    pair(
-        "send 8 B",
-        Unit::Microseconds,
-        format!("ib_send_lat -s 8 -n {n}"),
-        4,
-        1.0,
-        latency,
-    );
+    let mut all = Vec::new();
+    for (kind, name, calls, allowed) in [
+        ("post", "post, write 8 B", 1.0, "alone + 25 ns"),
+        ("inline", "post, inline 8 B", 1.0, "alone + 25 ns"),
+        ("poll", "poll, empty", 1.0, "alone + 25 ns"),
+        ("write", "post and poll", 2.0, "alone + 50 ns"),
+        ("send", "2 posts, 2 polls", 4.0, "alone +100 ns"),
+    ] {
+        let aim = Some(Aim::AtMost(1.0));
+        let row = Row::new(name.into(), Unit::Nanoseconds, allowed, aim);
+        all.push(one(Measured::Steps(kind, calls), row));
+    }
+    let mut perftest = |name: String, unit, program, column, by, aim| {
+        let row = Row::new(name, unit, "alone", aim);
+        let what = Measured::Perftest(program, column, by);
+        all.push(one(what, row));
+    };
+    let n = count(1e6, 1e3);
+    for verb in ["write", "send"] {
+        let program = format!("ib_{verb}_lat -s 8 -n {n}");
+        let unit = Unit::Microseconds;
+        perftest(format!("{verb} 8 B"), unit, program, 4, 1.0, None);
+    }
     // MB/s of 2^20 bytes.
     let rate = 1.048_576e-3;
-    for (name, bytes, usual) in [("4 KiB", 4096, 4e6), ("64 KiB", 65536, 4e5)] {
-        let n = count(usual);
-        let program = format!("ib_write_bw -s {bytes} -n {n}");
-        pair(
-            &format!("write {name}"),
-            Unit::Rate,
-            program,
-            3,
-            rate,
-            bandwidth,
-        );
-        let program = format!("ib_send_bw -s {bytes} -n {n}");
-        pair(
-            &format!("send {name}"),
-            Unit::Rate,
-            program,
-            3,
-            rate,
-            bandwidth,
-        );
-    }
-    for kernel in &KERNELS {
-        if let Ok(program) = kernel.compile("mpicc", directory) {
-            let aim = Some(Aim::AtMost(1.005));
-            let name = format!("{}, 2 ranks", kernel.name);
-            let row = Row::new(name, Unit::Milliseconds, "alone", aim);
-            let what = Measured::Kernel(program, count(2000.0) / 10);
-            all.push(Measure { what, row });
+    for (size, bytes, usual) in [("4 KiB", 4096, 2e6), ("64 KiB", 65536, 2e5)] {
+        let n = count(usual, 1e3);
+        for verb in ["write", "send"] {
+            let program = format!("ib_{verb}_bw -s {bytes} -n {n}");
+            let aim = Some(Aim::AtLeast(0.98));
+            let name = format!("{verb} {size}");
+            perftest(name, Unit::Rate, program, 3, rate, aim);
         }
     }
-    for (pairs, qps) in [(1, 1), (1, 64), (8, 64)] {
-        let name = format!("rest, {}x{qps} QPs", pairs * 2);
-        let row = Row::new(name, Unit::Milliseconds, "2 ms", Some(Aim::AtMost(1.0)));
-        let what = Measured::Rest(pairs, qps);
-        all.push(Measure { what, row });
+    for kernel in &KERNELS {
+        let Ok(program) = kernel.compile("mpicc", directory) else {
+            continue;
+        };
+        let program = program.display().to_string();
+        if kernel.name == KERNEL {
+            let row =
+                |what, unit| Row::new(format!("{what} {KERNEL}"), unit, "shared memory", None);
+            let rows = vec![
+                row("dump", Unit::Milliseconds),
+                row("image", Unit::Mebibytes),
+                row("restart", Unit::Milliseconds),
+            ];
+            let what = Measured::Checkpoint(program.clone());
+            all.push(Measure { what, rows });
+        }
+        let aim = Some(Aim::AtMost(1.005));
+        let name = format!("{}, 2 ranks", kernel.name);
+        let row = Row::new(name, Unit::Milliseconds, "alone", aim);
+        let iterations = count(usual_iterations(kernel.name), 10.0);
+        all.push(one(Measured::Kernel(program, iterations), row));
     }
+    for pairs in [1, 4, 8] {
+        let name = format!("start {} processes", 2 * pairs);
+        let row = Row::new(name, Unit::Milliseconds, "alone", None);
+        all.push(one(Measured::Start(pairs), row));
+    }
+    let rows = RESTS.iter().enumerate().map(|(index, (pairs, qps))| {
+        let name = format!("drain {}x{qps} QPs", 2 * pairs);
+        let allowed = match index {
+            3 => "4 of 16x64",
+            _ => "2 ms",
+        };
+        Row::new(name, Unit::Milliseconds, allowed, Some(Aim::AtMost(1.0)))
+    });
+    all.push(Measure {
+        what: Measured::Rest,
+        rows: rows.collect(),
+    });
     all
 }
 
+/// How many iterations of a kernel take a second or two.
+fn usual_iterations(kernel: &str) -> f64 {
+    match kernel {
+        "ring" => 4e5,
+        "alltoall" => 4e3,
+        "halo" => 1e4,
+        "onesided" => 2e4,
+        "lu" => 2e3,
+        _ => 1e3,
+    }
+}
+
 /// Runs the benchmark.
-fn run(options: &Common) -> Result<ExitCode, AnyError> {
+fn run(options: &Options) -> Result<ExitCode, AnyError> {
+    let Common { json, runs, scale } = options.common;
     let directory = tempfile::tempdir()?;
-    let scene = Scene {
-        snaprig: std::env::current_exe()?,
-        directory: directory.path().into(),
-    };
-    let mut measures = measures(options.scale, directory.path());
-    for run in 0..options.runs {
-        for Measure { what, row } in &mut measures {
-            match what {
-                Measured::Rest(pairs, qps) => {
-                    row.ours.push(scene.rest(*pairs, *qps)?);
-                    row.samples.get_or_insert_default().push(Some(NETWORK_MS));
-                }
-                _ => {
-                    // Who comes first finds the machine as the one before left it: they take turns.
-                    let mut samples = [None, None];
-                    for turn in [0, 1] {
-                        let is_ours = (turn + usize::from(run)) % 2 == 0;
-                        samples[usize::from(is_ours)] = Some(scene.measure(what, is_ours)?);
-                    }
-                    row.ours.extend(samples[1]);
-                    row.samples.get_or_insert_default().push(samples[0]);
-                }
+    let scene = Scene::new(directory.path(), scale)?;
+    let mut measures = measures(scale, directory.path());
+    measures.retain(|measure| measure.rows.iter().any(|row| row.is_named(&options.only)));
+    for run in 0..runs {
+        for Measure { what, rows } in &mut measures {
+            if !is_here(what) {
+                rows.iter_mut().for_each(|row| row.samples = None);
+                continue;
+            }
+            // Who comes first finds the machine as the one before left it: they take turns.
+            let samples = measure(&scene, what, run % 2 == 1)?;
+            for (row, (ours, theirs)) in rows.iter_mut().zip(samples) {
+                row.ours.push(ours);
+                row.samples.get_or_insert_default().push(theirs);
             }
         }
     }
-    let rows = measures.into_iter().map(|measure| measure.row);
-    print(rows.collect(), options.runs, false, options.json)?;
+    let rows = measures.into_iter().flat_map(|measure| measure.rows);
+    print(rows.collect(), runs, false, json)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where programs run.
-struct Scene {
-    snaprig: PathBuf,
-    directory: PathBuf,
-}
-
-/// A program that ends with the benchmark.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[derive(Deserialize)]
-struct Dumped {
-    plugins_ms: f64,
-}
-
-impl Scene {
-    fn checkpoints(&self) -> PathBuf {
-        self.directory.join("checkpoints")
-    }
-
-    /// Words of a shell, in a fabric, and supervised with `--verbs` or not.
-    fn shell(&self, words: &str, is_supervised: bool) -> Command {
-        let mut command = Command::new(&self.snaprig);
-        command.args(["verbs", "--"]);
-        if is_supervised {
-            let _ = fs::remove_dir_all(self.checkpoints());
-            command.arg(&self.snaprig).args(["ckpt", "launch", "--dir"]);
-            command.arg(self.checkpoints()).args(["--verbs", "--"]);
+/// Whether the program that is measured is installed.
+fn is_here(what: &Measured) -> bool {
+    match what {
+        Measured::Perftest(program, ..) => {
+            let name = program.split(' ').next().unwrap_or_default();
+            let path = std::env::var_os("PATH").unwrap_or_default();
+            std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
         }
-        command.args(["sh", "-c", words]);
-        command
-            .env(DIRECTORY_ENV, &self.directory)
-            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn measure(&self, what: &Measured, is_supervised: bool) -> Result<f64, AnyError> {
-        match what {
-            Measured::Pair(program, column, by) => {
-                let words = pair(program);
-                let output = self.shell(&words, is_supervised).output()?;
-                let said = String::from_utf8_lossy(&output.stdout).into_owned();
-                let figure = figure_of(&said, *column);
-                figure
-                    .map(|figure| figure * by)
-                    .ok_or_else(|| format!("{program} said nothing to measure: {said}").into())
-            }
-            Measured::Kernel(program, iterations) => {
-                let program = program.display();
-                let words = format!(
-                    "exec mpirun --oversubscribe -n 2 --mca pml ucx -x UCX_TLS=rc,self {program} \
-                     --iterations {iterations}"
-                );
-                let begun = Instant::now();
-                let output = self.shell(&words, is_supervised).output()?;
-                match output.status.success() {
-                    true => Ok(begun.elapsed().as_secs_f64() * 1e3),
-                    false => Err(String::from_utf8_lossy(&output.stderr).into_owned().into()),
-                }
-            }
-            Measured::Rest(..) => Err("it is measured by itself".into()),
-        }
-    }
-
-    /// Milliseconds until pairs at work have come to rest.
-    fn rest(&self, pairs: u32, qps: u32) -> Result<f64, AnyError> {
-        let port = |number: u32| 21000 + number;
-        let all = (0..pairs).map(|number| {
-            let port = port(number);
-            pair(&format!(
-                "ib_send_bw --run_infinitely -D 60 -s 4096 -q {qps} -p {port}"
-            ))
-        });
-        let words: Vec<String> = all
-            .map(|words| format!("({words}) > /dev/null & "))
-            .collect();
-        let words = words.concat() + "wait";
-        let mut command = self.shell(&words, true);
-        let running = Running(
-            command
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()?,
-        );
-        let begun = Instant::now();
-        while self.at_work() < pairs as usize * 2 {
-            if begun.elapsed() > PATIENCE {
-                return Err("perftest does not come to work".into());
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
-        thread::sleep(WORKS);
-        let mut dump = Command::new(&self.snaprig);
-        dump.args(["ckpt", "dump", "--kill", "--json", "--dir"]);
-        let output = dump.arg(self.checkpoints()).output()?;
-        drop(running);
-        let dumped: Dumped = serde_json::from_slice(&output.stdout)
-            .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-        Ok(dumped.plugins_ms)
-    }
-
-    /// How many of its processes have queue pairs.
-    fn at_work(&self) -> usize {
-        let mut status = Command::new(&self.snaprig);
-        status.args(["ckpt", "status", "--dir"]);
-        let Ok(output) = status.arg(self.checkpoints()).output() else {
-            return 0;
-        };
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        said.lines()
-            .filter(|line| line.ends_with("ib_send_bw"))
-            .count()
+        _ => true,
     }
 }
 
-/// A server, and a client of it when it listens, for a shell.
-fn pair(program: &str) -> String {
-    format!(
-        "{program} > /dev/null & until {program} 127.0.0.1 2> /dev/null; do sleep 0.02; done; wait"
-    )
-}
-
-/// The number in a column of the last line that is of numbers alone.
-fn figure_of(said: &str, column: usize) -> Option<f64> {
-    let numbers = |line: &str| {
-        let all: Option<Vec<f64>> = line
-            .split_whitespace()
-            .map(|word| word.parse().ok())
-            .collect();
-        all.filter(|all| all.len() > column)
+/// Samples of each row.
+fn measure(scene: &Scene, what: &Measured, is_ours_first: bool) -> Result<Vec<Sample>, AnyError> {
+    let both = |take: &dyn Fn(bool) -> Result<f64, AnyError>| {
+        let first = take(is_ours_first)?;
+        let second = take(!is_ours_first)?;
+        Ok::<_, AnyError>(match is_ours_first {
+            true => (first, second),
+            false => (second, first),
+        })
     };
-    let last = said.lines().filter_map(numbers).next_back()?;
-    last.get(column).copied()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_figure_is_of_the_last_line_of_figures() {
-        let said = " #bytes #iterations t_min[usec]\n 8  1000  0.41  14.73  0.51\n---\n";
-        assert_eq!(figure_of(said, 4), Some(0.51));
-        assert_eq!(figure_of(said, 5), None);
-    }
+    Ok(match what {
+        Measured::Steps(kind, calls) => {
+            let (ours, alone) = both(&|is_supervised| scene.steps(kind, is_supervised))?;
+            vec![(ours, Some(alone + calls * CALL_NS))]
+        }
+        Measured::Perftest(program, column, by) => {
+            let take = |is_supervised| scene.perftest(program, *column, is_supervised);
+            let (ours, alone) = both(&take)?;
+            vec![(ours * by, Some(alone * by))]
+        }
+        Measured::Kernel(program, iterations) => {
+            let (ours, alone) = both(&|is_supervised| {
+                let long = scene.kernel(program, *iterations, is_supervised)?;
+                let short = scene.kernel(program, iterations / 10, is_supervised)?;
+                Ok(long - short)
+            })?;
+            vec![(ours, Some(alone))]
+        }
+        Measured::Start(pairs) => {
+            let (ours, alone) = both(&|is_supervised| scene.start(*pairs, is_supervised))?;
+            vec![(ours, Some(alone))]
+        }
+        Measured::Rest => {
+            let mut all: Vec<Sample> = Vec::new();
+            for (pairs, qps) in RESTS {
+                let allowed = match all.get(2) {
+                    Some((before, _)) => 4.0 * before,
+                    None => NETWORK_MS,
+                };
+                all.push((scene.rest(pairs, qps)?, Some(allowed)));
+            }
+            all
+        }
+        Measured::Checkpoint(program) => {
+            let (ours, restart) = scene.checkpoint(program, Transport::Verbs)?;
+            let (theirs, their_restart) = scene.checkpoint(program, Transport::SharedMemory)?;
+            let mib = |dumped: &Dumped| dumped.bytes as f64 / f64::from(1 << 20);
+            vec![
+                (ours.took_ms, Some(theirs.took_ms)),
+                (mib(&ours), Some(mib(&theirs))),
+                (restart, Some(their_restart)),
+            ]
+        }
+    })
 }
