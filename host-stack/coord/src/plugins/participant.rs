@@ -16,6 +16,8 @@ pub struct Refusal {
     pub pid: i32,
     /// Which plugin, and its reason.
     pub what: String,
+    /// Its process has ended: the next round is without it.
+    pub is_gone: bool,
 }
 
 /// What belongs to a plugin, and not into an image.
@@ -194,6 +196,7 @@ impl Participant {
         Refusal {
             pid: self.pid,
             what: format!("plugin {}: {reason}", self.name()),
+            is_gone: false,
         }
     }
 
