@@ -345,13 +345,7 @@ impl PreparedTree {
         let me = me();
         let mut tries = 0;
         let begun = Instant::now();
-        let gathered = loop {
-            match ReadyPlugins::of(plugins, directory, job) {
-                // What is left of the tree is a tree as well.
-                Err(Error::NotNow(_)) if job.is_none() && tries < TRIES_MAX => tries += 1,
-                gathered => break gathered?,
-            }
-        };
+        let gathered = ReadyPlugins::of(plugins, directory, job)?;
         let plugins = begun.elapsed();
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
