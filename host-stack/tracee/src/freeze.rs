@@ -242,7 +242,7 @@ fn settle(tracee: &Tracee, deadline: Option<Instant>, others: &[pid_t]) -> Resul
 
 /// Calls that fail with EINTR when a thread is stopped, though no handler runs (signal(7)): those with a deadline that
 /// cannot be seen, and those that were never made to go on.
-const NOT_RESTARTED: [i64; 19] = [
+const NOT_RESTARTED: [i64; 15] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -253,11 +253,6 @@ const NOT_RESTARTED: [i64; 19] = [
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_connect,
-    // Of sockets with a deadline (SO_RCVTIMEO, SO_SNDTIMEO).
-    libc::SYS_read,
-    libc::SYS_readv,
-    libc::SYS_write,
-    libc::SYS_writev,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_recvmmsg,

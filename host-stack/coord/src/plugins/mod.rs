@@ -19,8 +19,7 @@
 //!
 //! What must stay true: whoever has been told to quiesce is told to resume sooner or later, also after its own lateness
 //! and after any failure, unless its process ends; a phase is passed only when everybody who is connected has passed it;
-//! no plugin waits for an answer in a round that has failed, and a round has failed when a process ends that has quiesced
-//! while others are at work: they may count on it.
+//! no plugin waits for an answer in a round that has failed.
 
 mod board;
 pub mod faults;
@@ -249,18 +248,10 @@ impl Machine {
         };
         self.questions.retain(|_, whose| *whose != connection);
         if let Round::Towards { phase, .. } = self.round
-            && (Phase::RESTART.contains(&phase) || plugin.has_begun() && self.is_at_work())
+            && Phase::RESTART.contains(&phase)
         {
-            self.fail(Refusal {
-                is_gone: true,
-                ..plugin.refusal("its process has ended, or has closed its connection")
-            });
+            self.fail(plugin.refusal("its process has ended, or has closed its connection"));
         }
-    }
-
-    /// Whether somebody may wait for somebody.
-    fn is_at_work(&self) -> bool {
-        self.plugins.values().any(Participant::is_busy)
     }
 
     /// A plugin says something. When all that it has said has been told: [`Machine::tick`].

@@ -16,8 +16,6 @@ pub struct Refusal {
     pub pid: i32,
     /// Which plugin, and its reason.
     pub what: String,
-    /// Its process has ended: the next round is without it.
-    pub is_gone: bool,
 }
 
 /// What belongs to a plugin, and not into an image.
@@ -117,15 +115,6 @@ impl Participant {
         registered.map_or(Phases::NONE, |registered| registered.phases)
     }
 
-    /// Whether it has passed a phase of the round.
-    pub fn has_begun(&self) -> bool {
-        match self.state {
-            State::Passed(_) => true,
-            State::Busy { phase, .. } => phase > Phase::Quiesce && phase != Phase::Resume,
-            State::New { .. } | State::Idle | State::Late { .. } => false,
-        }
-    }
-
     /// Whether it has nothing to do in a phase.
     pub fn passes_over(&self, phase: Phase) -> bool {
         !self.phases().has(phase)
@@ -196,7 +185,6 @@ impl Participant {
         Refusal {
             pid: self.pid,
             what: format!("plugin {}: {reason}", self.name()),
-            is_gone: false,
         }
     }
 

@@ -316,21 +316,6 @@ fn a_process_that_ends_in_a_restart_or_says_nothing_is_named() {
 }
 
 #[test]
-fn who_ends_after_it_has_quiesced_fails_the_round_and_nobody_waits_for_it() {
-    let mut world = World::new();
-    let (one, two) = (world.connect(0), world.connect(0));
-    world.towards(Phase::Quiesce);
-    world.answer_all();
-    world.towards(Phase::Drain);
-    world.ask(one, Question::Lookup(vec![b"two".to_vec()]));
-    assert!(world.answers.is_empty());
-    world.die(two);
-    assert!(matches!(world.machine.progress(), Progress::Failed(_)));
-    let answered = std::mem::take(&mut world.answers);
-    assert!(matches!(answered[..], [(_, Err(_))]), "{answered:?}");
-}
-
-#[test]
 fn what_one_publishes_another_finds_and_all_meet() {
     let mut world = World::new();
     let (one, two) = (world.connect(0), world.connect(0));

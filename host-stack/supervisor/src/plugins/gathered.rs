@@ -10,9 +10,6 @@ use snaprig_resources::{
 
 use super::{JobRound, SharedPlugins};
 
-/// How often all begin anew as a process has ended.
-const TRIES_MAX: u32 = 200;
-
 /// Plugins that are ready for a checkpoint; dropped, they are told that the program runs on.
 pub struct ReadyPlugins {
     /// None: there is nobody to tell.
@@ -23,41 +20,23 @@ pub struct ReadyPlugins {
 
 impl ReadyPlugins {
     /// Takes all plugins through the phases of a checkpoint whose files are in this directory; in a job, together with
-    /// those of all other members. If one refuses, the others are told; if a process ends that others may have counted on,
-    /// they begin anew without it, unless they are a job's, which is ordered again.
+    /// those of all other members. If one refuses, the others are told.
     pub fn of(plugins: &SharedPlugins, directory: &Path, job: Option<JobRound>) -> Result<Self> {
         let directory = directory.canonicalize();
-        let directory = directory.map_err(|source| Error::io("the round's directory", source))?;
-        let mut tries = 0;
-        loop {
-            let gathered = Self {
-                plugins: Some(plugins.clone()),
-                directory: directory.clone(),
-            };
-            let result = plugins.borrow_mut().gather(&gathered.directory, job);
-            match result {
-                Ok(()) => return Ok(gathered),
-                Err(Error::NotNow(_)) if job.is_none() && tries < TRIES_MAX => tries += 1,
-                Err(error) => return Err(error),
-            }
-        }
+        let gathered = Self {
+            plugins: Some(plugins.clone()),
+            directory: directory.map_err(|source| Error::io("the round's directory", source))?,
+        };
+        plugins.borrow_mut().gather(&gathered.directory, job)?;
+        Ok(gathered)
     }
 
     /// Those, too, that have come since.
     pub fn again(self, job: Option<JobRound>) -> Result<Self> {
-        let Some(plugins) = self.plugins.clone() else {
-            return Ok(self);
-        };
-        let rest = plugins.borrow_mut().gather_rest(&self.directory, job);
-        match rest {
-            Ok(()) => Ok(self),
-            Err(Error::NotNow(_)) if job.is_none() => {
-                let directory = self.directory.clone();
-                drop(self);
-                Self::of(&plugins, &directory, job)
-            }
-            Err(error) => Err(error),
+        if let Some(plugins) = &self.plugins {
+            plugins.borrow_mut().gather_rest(&self.directory, job)?;
         }
+        Ok(self)
     }
 
     /// Whether, now that the tree stands still, nobody has come since, or said something.

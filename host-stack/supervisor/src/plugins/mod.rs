@@ -182,6 +182,7 @@ impl Plugins {
 
     /// Takes all plugins to where the tree can be saved; in a job, together with those of all others.
     fn gather(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
+        let refused = |refusal: Refusal| Error::refused(refusal.pid, refusal.what);
         if job.is_some() {
             self.hear(Some(Instant::now()), job);
             let is_needed = self.count(job)?;
@@ -197,7 +198,8 @@ impl Plugins {
     fn gather_rest(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
         self.hear(Some(Instant::now()), job);
         for phase in Phase::CHECKPOINT {
-            self.pass(phase, directory, job).map_err(refused)?;
+            self.pass(phase, directory, job)
+                .map_err(|refusal| Error::refused(refusal.pid, refusal.what))?;
         }
         Ok(())
     }
@@ -406,15 +408,6 @@ impl Drop for Plugins {
 
 /// The plugins of a tree, for its supervisor and for a checkpoint that is under way.
 pub type SharedPlugins = Rc<RefCell<Plugins>>;
-
-/// Why there is no checkpoint.
-fn refused(refusal: Refusal) -> Error {
-    let error = Error::refused(refusal.pid, refusal.what);
-    match refusal.is_gone {
-        true => error.for_now(),
-        false => error,
-    }
-}
 
 /// Waits until the plugins of all trees of the job have passed a phase.
 fn meet(phase: Phase, job: Option<JobRound>) -> Result<()> {

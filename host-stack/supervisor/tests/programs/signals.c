@@ -11,7 +11,6 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
@@ -67,15 +66,6 @@ static void *in_read(void *fd) {
     unsigned long count;
     CHECK(read(*(int *)fd, &count, 8) == 8);
     CHECK(count == 5);
-    return NULL;
-}
-
-/* A deadline that is the socket's (SO_RCVTIMEO). */
-static void *in_read_of_socket(void *fd) {
-    char byte;
-    struct timeval deadline = {.tv_sec = 600};
-    CHECK(!setsockopt(*(int *)fd, SOL_SOCKET, SO_RCVTIMEO, &deadline, sizeof deadline));
-    CHECK(read(*(int *)fd, &byte, 1) == 1);
     return NULL;
 }
 
@@ -172,11 +162,6 @@ int main(void) {
     for (int i = 0; i < 10; i++)
         pthread_create(&threads[i], NULL, calls[i], i == 3 ? (void *)&readfd : &word);
 
-    int sockets[2];
-    pthread_t reads;
-    CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
-    pthread_create(&reads, NULL, in_read_of_socket, &sockets[0]);
-
     /* Signals that wait, of the process and of this thread. */
     for (int n = 1; n <= 3; n++)
         sigqueue(getpid(), RT(1), (union sigval){.sival_int = 100 + n});
@@ -235,7 +220,6 @@ int main(void) {
 
     unsigned long count = 5;
     write(epolled, &count, 8), write(polled, &count, 8), write(ppolled, &count, 8), write(readfd, &count, 8);
-    write(sockets[1], "x", 1);
     pthread_sigqueue(threads[4], RT(6), (union sigval){.sival_int = 66});
     pthread_sigqueue(threads[5], RT(7), (union sigval){.sival_int = 88});
     pthread_mutex_lock(&mutex);
@@ -247,7 +231,6 @@ int main(void) {
     over = 1;
     for (int i = 0; i < 9; i++)
         pthread_join(threads[i], NULL);
-    pthread_join(reads, NULL);
     puts("right");
     fflush(stdout);
     _exit(0);
