@@ -5,7 +5,6 @@ mod checkpointed;
 mod fabric;
 
 use std::{
-    fs,
     path::Path,
     sync::{Mutex, PoisonError},
 };
@@ -25,12 +24,8 @@ fn goes_on(server: &str, client: &str, elsewhere: &[&str], said: &str) {
     let mut running = pair.launch_pair(server, client);
     // Where only one end posts, the other one sleeps.
     pair.is_at_work(&mut running, name, 1);
-    pair.dump("--leave-running");
-    pair.dump("--kill");
-    drop(running.output());
-    let ran = pair.restart(elsewhere);
-    assert_success(name, std::slice::from_ref(&ran));
-    let text = text(&ran);
+    pair.killed(running, 2);
+    let text = pair.goes_on(name, elsewhere);
     assert!(text.contains(said), "{text}");
 }
 
@@ -164,27 +159,15 @@ fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
     assert_success("both", &[running.output(), server.output()]);
 }
 
-/// Processes of tests/verbs/objects work until there is a file, which is made once they are saved, and go on elsewhere.
+/// A program of tests/verbs/objects outlives checkpoints, with images of this kind.
 fn objects_go_on(mode: &str, images: &str, count: u32) {
     let _alone = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Checkpointed::new();
     let program = job.directory.path().join("objects");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/objects");
     fabric::compile(&sources, &program);
-    let files = ["objects", "stop", "domain"].map(|name| job.directory.path().join(name));
-    let [program, stop, domain] = files.each_ref().map(|path| path.to_str().expect("a name"));
-    let mut running = job.launch_with(&["--mode", images], &[program, mode, stop, domain]);
-    job.is_at_work(&mut running, "objects", 1);
-    for _ in 1..count {
-        job.dump("--leave-running");
-    }
-    job.dump("--kill");
-    drop(running.output());
-    fs::write(stop, "").expect("a file");
-    let ran = job.restart(&["--model", "B"]);
-    assert_success(mode, std::slice::from_ref(&ran));
-    let text = text(&ran);
-    assert!(text.contains("all as it should be"), "{text}");
+    let program = program.to_str().expect("a name");
+    job.objects_go_on("objects", &[program, mode], &["--mode", images], count);
 }
 
 macro_rules! objects {

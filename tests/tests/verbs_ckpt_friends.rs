@@ -5,27 +5,18 @@ mod checkpointed;
 mod fabric;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Mutex, PoisonError},
 };
 
 use checkpointed::Checkpointed;
-use fabric::{Running, assert_success, text};
+use fabric::{Running, assert_success};
 use snaprig_fixtures::mpi::KERNELS;
-
-/// Processes that wait for their peer by looking share processors badly: one job at a time.
-static JOBS: Mutex<()> = Mutex::new(());
 
 /// What runs is checkpointed twice in one life, and goes on elsewhere; what it prints there.
 fn goes_on(job: &Checkpointed, running: Running) -> String {
-    job.dump("--leave-running");
-    job.dump("--kill");
-    drop(running.output());
-    let ran = job.restart(&["--model", "B"]);
-    assert_success("restarted", std::slice::from_ref(&ran));
-    text(&ran)
+    job.killed(running, 2);
+    job.goes_on("restarted", &["--model", "B"])
 }
 
 #[test]
@@ -34,7 +25,7 @@ fn goes_on(job: &Checkpointed, running: Running) -> String {
     ignore = "ucx_perftest is not installed (ci/setup)"
 )]
 fn writes_of_ucx() {
-    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = fabric::one_job();
     let pair = Checkpointed::new();
     let server =
         "env UCX_TLS=rc_v,self ucx_perftest -t ucp_put_bw -s 100000 -n 50000 -w 10 -p PORT";
@@ -47,7 +38,7 @@ fn writes_of_ucx() {
 #[test]
 #[cfg_attr(not(has_program = "fio"), ignore = "fio is not installed (ci/setup)")]
 fn a_fork_of_fio_has_the_queue_pairs() {
-    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = fabric::one_job();
     /// Of the client's processor time: by then it has connected, and writes.
     const AT_WORK_TICKS: u64 = 60;
     let pair = Checkpointed::new();
@@ -69,7 +60,7 @@ fn a_fork_of_fio_has_the_queue_pairs() {
 
 /// A kernel of MPI jobs, by a launcher's words, has its golden result.
 fn kernel_goes_on(kernel: &str, mpicc: &str, launcher: &str) {
-    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = fabric::one_job();
     let job = Checkpointed::new();
     let kernel = KERNELS.iter().find(|one| one.name == kernel);
     let kernel = kernel.expect("it is among them");
@@ -79,9 +70,7 @@ fn kernel_goes_on(kernel: &str, mpicc: &str, launcher: &str) {
     let program = [program.to_str().expect("a name"), "--pace-us", "50000"];
     let mut running = job.launch(&[&words[..], &program].concat());
     job.is_at_work(&mut running, kernel.name, 2);
-    job.dump("--leave-running");
-    job.dump("--kill");
-    let before = text_of(&running.output().stdout);
+    let before = text_of(&job.killed(running, 2).stdout);
     let ran = job.restart(&["--model", "B"]);
     assert_success(kernel.name, std::slice::from_ref(&ran));
     assert_eq!(before + &text_of(&ran.stdout), kernel.golden);
@@ -138,24 +127,13 @@ fn compile(arguments: &[&str], sources: &[PathBuf], to: &Path) {
 
 /// Objects of verbs outlive a checkpoint in a program that `make` compiles: its words.
 fn objects_go_on(name: &str, make: impl FnOnce(&Path) -> Vec<PathBuf>) {
-    let _alone = JOBS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = fabric::one_job();
     let job = Checkpointed::new();
     let directory = job.directory.path();
-    let (stop, domain) = (directory.join("stop"), directory.join("domain"));
     let program = make(directory);
     let words = program.iter().map(|word| word.to_str().expect("a name"));
-    let words: Vec<_> = words.collect();
-    let files = [&stop, &domain].map(|path| path.to_str().expect("a name"));
-    let mut running = job.launch(&[&words[..], &["windows"], &files].concat());
-    job.is_at_work(&mut running, name, 1);
-    job.dump("--leave-running");
-    job.dump("--kill");
-    drop(running.output());
-    fs::write(stop, "").expect("a file");
-    let ran = job.restart(&["--model", "B"]);
-    assert_success(name, std::slice::from_ref(&ran));
-    let text = text(&ran);
-    assert!(text.contains("all as it should be"), "{text}");
+    let words: Vec<_> = words.chain(["windows"]).collect();
+    job.objects_go_on(name, &words, &[], 2);
 }
 
 #[test]

@@ -68,11 +68,7 @@ fn goes_on(pair: &Checkpointed, round: u64, (elsewhere, of): (&[&str], &[&str]),
 fn at_any_moment() {
     for round in rounds("SNAPRIG_MOMENTS", 3) {
         let (pair, running, _, said) = at_some_moment(round);
-        for _ in 0..round % 3 {
-            pair.dump("--leave-running");
-        }
-        pair.dump("--kill");
-        drop(running.output());
+        pair.killed(running, round as u32 % 3 + 1);
         let model = ["A", "B"][round as usize / PAIRS.len() % 2];
         goes_on(&pair, round, (&["--model", model], &[]), said);
     }

@@ -15,3 +15,14 @@ pub struct Common {
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, hide = true)]
     pub scale: f64,
 }
+
+/// The same, of one that has many measures.
+#[derive(Args)]
+pub struct Chosen {
+    /// How it is run and printed.
+    #[command(flatten)]
+    pub common: Common,
+    /// Only measures whose name has this in it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+}

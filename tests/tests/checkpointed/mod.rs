@@ -10,7 +10,7 @@ use std::{
 
 use snaprig_fixtures::mpi::{KERNELS, Kernel};
 
-use crate::fabric::{Fabric, Running, SNAPRIG, assert_success, free_port, wait_until};
+use crate::fabric::{Fabric, Running, SNAPRIG, assert_success, free_port, text, wait_until};
 
 /// How long a program has worked before it is checkpointed: processor time of its processes, in clock ticks of 10 ms. Programs
 /// that use HCAs never wait.
@@ -113,6 +113,35 @@ impl Checkpointed {
 
     pub fn dump(&self, how: &str) {
         assert_success("ckpt dump", &[self.ckpt(&["dump", how])]);
+    }
+
+    /// Takes so many checkpoints of what runs, and kills it with the last one; what it had printed.
+    pub fn killed(&self, running: Running, checkpoints: u32) -> Output {
+        for _ in 1..checkpoints {
+            self.dump("--leave-running");
+        }
+        self.dump("--kill");
+        running.output()
+    }
+
+    /// Restarts it in a fabric of these arguments, where it ends well; what it prints.
+    pub fn goes_on(&self, what: &str, elsewhere: &[&str]) -> String {
+        let ran = self.restart(elsewhere);
+        assert_success(what, std::slice::from_ref(&ran));
+        text(&ran)
+    }
+
+    /// Programs of tests/verbs/objects: `program` and its mode, launched with these options, outlive so many checkpoints. They work
+    /// until there is a file, which is made once they are saved, and go on elsewhere.
+    pub fn objects_go_on(&self, name: &str, program: &[&str], options: &[&str], checkpoints: u32) {
+        let files = ["stop", "domain"].map(|file| self.directory.path().join(file));
+        let files = files.each_ref().map(|path| path.to_str().expect("a name"));
+        let mut running = self.launch_with(options, &[program, &files].concat());
+        self.is_at_work(&mut running, name, 1);
+        self.killed(running, checkpoints);
+        fs::write(files[0], "").expect("a file");
+        let text = self.goes_on(name, &["--model", "B"]);
+        assert!(text.contains("all as it should be"), "{text}");
     }
 
     /// Restarts it in a fabric of these arguments; what it prints.

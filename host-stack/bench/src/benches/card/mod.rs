@@ -14,7 +14,6 @@ use std::{
     time::Instant,
 };
 
-use clap::Args;
 use rustix::event::{EventfdFlags, eventfd};
 use snaprig_card_device::Device;
 use snaprig_card_driver::{
@@ -41,26 +40,16 @@ use crate::{
     AnyError, BenchWith,
     baselines::{Baseline, pin_to},
     host::{await_event, eventfd_round_trip, numbers, on_the_host, one},
-    options::Common,
+    options::Chosen,
     table::{Aim, Row, Unit, print},
 };
 
 /// A card beside the host.
-pub static BENCH: BenchWith<Options> = BenchWith::new(
+pub static BENCH: BenchWith<Chosen> = BenchWith::new(
     "card",
     "A card beside the host: its programs, its system calls, its boot, its captures",
     run,
 );
-
-/// What the benchmark is told.
-#[derive(Args)]
-pub struct Options {
-    #[command(flatten)]
-    common: Common,
-    /// Only measures whose name has this in it
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    only: String,
-}
 
 /// Memory of a card, beside what a measure says.
 const MEMORY_BYTES: u64 = 256 << 20;
@@ -144,7 +133,7 @@ fn measures(kinds: &[Kind], scale: f64) -> Vec<Measure> {
 }
 
 /// Runs the benchmark.
-fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Chosen) -> Result<ExitCode, AnyError> {
     let kinds = [Kind::Kvm, Kind::Ptrace];
     let (here, missing): (Vec<_>, Vec<_>) = kinds
         .into_iter()

@@ -15,32 +15,21 @@ mod scene;
 
 use std::{path::Path, process::ExitCode};
 
-use clap::Args;
 use snaprig_fixtures::mpi::KERNELS;
 
 use self::scene::{Dumped, Scene, Transport};
 use crate::{
     AnyError, BenchWith,
-    options::Common,
+    options::{Chosen, Common},
     table::{Aim, Row, Unit, print},
 };
 
 /// RDMA programs in checkpoints.
-pub static BENCH: BenchWith<Options> = BenchWith::new(
+pub static BENCH: BenchWith<Chosen> = BenchWith::new(
     "ckpt-ib",
     "What it costs an RDMA program to be checkpointable, and how long its queue pairs take to come to rest",
     run,
 );
-
-/// What the benchmark is told.
-#[derive(Args)]
-pub struct Options {
-    #[command(flatten)]
-    common: Common,
-    /// Only measures whose name has this in it
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    only: String,
-}
 
 /// What a call of the library may take beside the one below, in nanoseconds.
 const CALL_NS: f64 = 25.0;
@@ -171,7 +160,7 @@ fn usual_iterations(kernel: &str) -> f64 {
 }
 
 /// Runs the benchmark.
-fn run(options: &Options) -> Result<ExitCode, AnyError> {
+fn run(options: &Chosen) -> Result<ExitCode, AnyError> {
     let Common { json, runs, scale } = options.common;
     let directory = tempfile::tempdir()?;
     let scene = Scene::new(directory.path(), scale)?;
