@@ -59,15 +59,15 @@ pairs! {
     }
     #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")] {
         writes_that_nobody_tells_of:
-            "ib_write_bw", "-q 8 -n 200000 -s 4096", "-q 8 -n 200000 -s 4096 127.0.0.1", [], "1600000";
+            "ib_write_bw", "-F -q 8 -n 200000 -s 4096", "-F -q 8 -n 200000 -s 4096 127.0.0.1", [], "1600000";
         connected_by_the_manager:
-            "ib_write_bw", "-R -n 1500000 -s 4096", "-R -n 1500000 -s 4096 127.0.0.1", [], "1500000";
+            "ib_write_bw", "-F -R -n 1500000 -s 4096", "-F -R -n 1500000 -s 4096 127.0.0.1", [], "1500000";
         inline_writes:
-            "ib_write_lat", "-n 900000 -I 64", "-n 900000 -I 64 127.0.0.1", ["--model", "B"], "900000";
-        atomics: "ib_atomic_lat", "-n 1500000", "-n 1500000 127.0.0.1", [], "1500000";
+            "ib_write_lat", "-F -n 900000 -I 64", "-F -n 900000 -I 64 127.0.0.1", ["--model", "B"], "900000";
+        atomics: "ib_atomic_lat", "-F -n 1500000", "-F -n 1500000 127.0.0.1", [], "1500000";
         messages_of_perftest_for_xrc:
-            "ib_send_bw", "-c XRC -n 1500000 -s 1024", "-c XRC -n 1500000 -s 1024 127.0.0.1", [], "1500000";
-        reads: "ib_read_bw", "-n 2000000 -s 4096", "-n 2000000 -s 4096 127.0.0.1", [], "2000000";
+            "ib_send_bw", "-F -c XRC -n 1500000 -s 1024", "-F -c XRC -n 1500000 -s 1024 127.0.0.1", [], "1500000";
+        reads: "ib_read_bw", "-F -n 2000000 -s 4096", "-F -n 2000000 -s 4096 127.0.0.1", [], "2000000";
     }
     #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")] {
         the_end_of_a_connection_is_heard_of:

@@ -17,13 +17,13 @@ use snaprig_fixtures::mpi::KERNELS;
 /// Programs, what both ends are told, and what is printed in the end. They verify what comes, or count it.
 const PAIRS: [(&str, &str, &str); 8] = [
     ("ibv_rc_pingpong", "-c -n 100000", "100000 iters"),
-    ("ib_write_bw", "-q 4 -n 200000 -s 4096", "800000"),
+    ("ib_write_bw", "-F -q 4 -n 200000 -s 4096", "800000"),
     ("ibv_srq_pingpong", "-c -n 100000", "100000 iters"),
     ("ibv_ud_pingpong", "-c -n 100000", "100000 iters"),
-    ("ib_send_bw", "-c XRC -n 700000 -s 1024", "700000"),
+    ("ib_send_bw", "-F -c XRC -n 700000 -s 1024", "700000"),
     ("ibv_rc_pingpong", "-c -e -n 20000", "20000 iters"),
-    ("ib_atomic_bw", "-n 700000", "700000"),
-    ("ib_write_bw", "-R -n 700000 -s 4096", "700000"),
+    ("ib_atomic_bw", "-F -n 700000", "700000"),
+    ("ib_write_bw", "-F -R -n 700000 -s 4096", "700000"),
 ];
 
 /// Whom to kill.

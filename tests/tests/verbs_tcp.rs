@@ -67,11 +67,11 @@ pairs! {
     #[cfg_attr(not(has_program = "ibv_rc_pingpong"), ignore = "ibv_rc_pingpong is not installed (ci/setup)")]
     shared_receives: "ibv_srq_pingpong -c", "ibv_srq_pingpong -c 10.77.0.1", "1000 iters";
     #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")]
-    writes: "ib_write_bw", "ib_write_bw 10.77.0.1", "65536";
+    writes: "ib_write_bw -F", "ib_write_bw -F 10.77.0.1", "65536";
     #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")]
-    reads: "ib_read_bw", "ib_read_bw 10.77.0.1", "65536";
+    reads: "ib_read_bw -F", "ib_read_bw -F 10.77.0.1", "65536";
     #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")]
-    atomics: "ib_atomic_lat", "ib_atomic_lat 10.77.0.1", "1000";
+    atomics: "ib_atomic_lat -F", "ib_atomic_lat -F 10.77.0.1", "1000";
     #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")]
     connections_of_the_manager: "rping -s -v -C 10", "rping -c -C 10 -a 10.77.0.1", "server ping data";
     #[cfg_attr(not(has_program = "udaddy"), ignore = "udaddy is not installed (ci/setup)")]

@@ -364,7 +364,10 @@ impl Frozen {
         let held = process.threads.iter().map(|held| held.tracee.tid());
         let others = held.chain(seized.iter().map(|(tid, _)| *tid));
         let others: Vec<_> = others.filter(|tid| *tid != pid).collect();
-        let (grown, mut result) = (!seized.is_empty(), Ok(()));
+        // Without a thread that lives it has ended since it was looked at: it is looked at again, for its parent waits for
+        // its status.
+        let has_none = process.threads.is_empty();
+        let (grown, mut result) = (!seized.is_empty() || has_none, Ok(()));
         for (tid, tracee) in seized {
             match tracee.and_then(|tracee| HeldThread::hold(tracee, &others)) {
                 Ok((thread, stopped)) => {

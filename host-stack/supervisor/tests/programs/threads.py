@@ -28,7 +28,7 @@ def start():
         n += 1
         text = subprocess.run(["/bin/sh", "-c", f"cat; exit {n % 100}"], input=b"x" * n * 10, capture_output=True)
         if text.returncode != n % 100 or text.stdout != b"x" * n * 10:
-            wrong.append(("process", n, text))
+            wrong.append(("process", n, text.returncode, len(text.stdout), text.stderr))
 
 threads = [threading.Thread(target=t) for t in [produce, start]]
 threads += [threading.Thread(target=hand_on, args=(i,)) for i in range(4)]
