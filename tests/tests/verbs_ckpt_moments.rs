@@ -118,13 +118,24 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
     }
 }
 
-/// What becomes of a job once it is checkpointed: it goes on, or is restarted on so many nodes, and with what.
-const FATES: [Option<(&str, &[&str])>; 5] = [
-    None,
-    Some(("4", &[])),
-    Some(("4", &["--model", "B"])),
-    Some(("4", &["--tcp"])),
-    Some(("1", &[])),
+/// What becomes of a job.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    /// It is checkpointed, and goes on.
+    GoesOn,
+    /// One node's part of it moves to another node, and back, while the others stay.
+    Moves,
+    /// It is checkpointed, and restarted on so many nodes, and with what.
+    Restarted(&'static str, &'static [&'static str]),
+}
+
+const FATES: [Fate; 6] = [
+    Fate::GoesOn,
+    Fate::Restarted("4", &[]),
+    Fate::Moves,
+    Fate::Restarted("4", &["--model", "B"]),
+    Fate::Restarted("4", &["--tcp"]),
+    Fate::Restarted("1", &[]),
 ];
 
 #[test]
@@ -141,15 +152,26 @@ fn mpi_jobs_on_four_nodes_at_any_moment() {
     for round in rounds("SNAPRIG_JOBS", 1) {
         let begun = Instant::now();
         let kernel = KERNELS[round as usize % KERNELS.len()].name;
-        let fate = FATES[(round as usize + 1) % FATES.len()];
-        let mut job = JobOnNodes::launched(kernel, ("4", 8), &["--pace-us", "100000"]);
+        // In each turn of all kernels, each has another one.
+        let turn = round as usize / KERNELS.len();
+        let fate = FATES[(round as usize + turn + 1) % FATES.len()];
+        let pace = ["--pace-us", "100000"];
+        let mut job = match fate {
+            Fate::Moves => JobOnNodes::launched_beside_a_spare(kernel, &pace),
+            _ => JobOnNodes::launched(kernel, ("4", 8), &pace),
+        };
         std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
         let said = match fate {
-            None => {
+            Fate::GoesOn => {
                 job.dump("--leave-running");
                 job.ended()
             }
-            Some((count, arguments)) => {
+            Fate::Moves => {
+                job.moves("node3", "node5");
+                job.moves("node3", "node3");
+                job.ended()
+            }
+            Fate::Restarted(count, arguments) => {
                 job.dump("--kill");
                 job.before = job.ended();
                 job.restarted(count, arguments)

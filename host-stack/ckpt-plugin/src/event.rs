@@ -13,11 +13,20 @@ use std::{
 use crate::{
     connection::describe,
     message::{Answer, BATCH_BYTES, Descriptor, ENTRY_BYTES, Entry, KEY_MAX, Question, VALUE_MAX},
-    phase::Phase,
+    phase::{Part, Phase},
 };
 
 /// How a question gets to the supervisor and back.
 pub(crate) type Ask<'a> = &'a dyn Fn(Question) -> Result<Answer, String>;
+
+/// What a plugin is told of a phase.
+pub(crate) struct Round {
+    pub phase: Phase,
+    /// The checkpoint's directory.
+    pub checkpoint: PathBuf,
+    pub participants: u32,
+    pub part: Part,
+}
 
 /// A phase of a round, as a plugin sees it.
 pub struct Event<'a> {
@@ -26,24 +35,20 @@ pub struct Event<'a> {
     checkpoint: PathBuf,
     name: String,
     participants: u32,
+    part: Part,
     ask: Ask<'a>,
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) regions: Vec<(u64, u64)>,
 }
 
 impl<'a> Event<'a> {
-    pub(crate) fn new(
-        phase: Phase,
-        checkpoint: PathBuf,
-        name: String,
-        participants: u32,
-        ask: Ask<'a>,
-    ) -> Self {
+    pub(crate) fn new(round: &Round, name: String, ask: Ask<'a>) -> Self {
         Self {
-            phase,
-            checkpoint,
+            phase: round.phase,
+            checkpoint: round.checkpoint.clone(),
             name,
-            participants,
+            participants: round.participants,
+            part: round.part,
             ask,
             descriptors: Vec::new(),
             regions: Vec::new(),
@@ -53,6 +58,11 @@ impl<'a> Event<'a> {
     /// Which phase it is.
     pub fn phase(&self) -> Phase {
         self.phase
+    }
+
+    /// What the round is for this process: in a move, whether it stays.
+    pub fn part(&self) -> Part {
+        self.part
     }
 
     /// How many plugins of this name go through the phases of this round, this one included: in all processes of all

@@ -81,7 +81,7 @@ use std::{sync::Arc, time::Duration};
 use self::message::NAME_MAX;
 pub use self::{
     event::Event,
-    phase::{Phase, Phases},
+    phase::{Part, Phase, Phases},
 };
 
 /// How long a plugin may take if it does not say.
@@ -94,6 +94,12 @@ pub trait Plugin: Send + Sync {
     /// In which phases it has something to do; in others it is not asked, which saves a way there and back.
     fn phases(&self) -> Phases {
         Phases::ALL
+    }
+
+    /// Whether it passes [`Plugin::rebuild`], [`Plugin::exchange`] and [`Plugin::refill`] also where it stays while others
+    /// move ([`Event::part`]). One that does not resumes when that is decided, and must need nothing of those that move.
+    fn follows_moves(&self) -> bool {
+        false
     }
 
     /// A checkpoint begins. An error refuses it, for this reason; then everything must be as before.

@@ -20,19 +20,22 @@
 //!   | --- Done -------------------------------------------> |
 //! ```
 //!
+//! In a process that stays while others move, Rebuild, Exchange, Refill and Go follow Save without a restart, if it follows
+//! moves; or Resume, which undoes what Rebuild and Exchange have done.
+//!
 //! What must stay true: a plugin that was told to do something says Done once, however late; between that and the next
 //! Do it has nothing on its way.
 
 use serde::{Deserialize, Serialize};
 
-use crate::phase::{Phase, Phases};
+use crate::phase::{Part, Phase, Phases};
 
 /// What names the supervisor's socket in the environment of its programs.
 pub const SOCKET: &str = "SNAPRIG_CKPT_PLUGINS";
 /// What threads that run plugins are called: a restart has them run before the others of their process.
 pub const THREAD: &str = "snaprig-ckpt";
 /// Of the messages; a process of another one is not listened to.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 /// Descriptors or regions in one message.
@@ -75,6 +78,8 @@ pub struct Registered {
     pub patience_ms: u64,
     /// In which phases it has something to do.
     pub phases: Phases,
+    /// Whether it takes part when others move.
+    pub follows_moves: bool,
     /// The last phase before a checkpoint that it has passed, if it waits for what follows.
     pub passed: Option<Phase>,
 }
@@ -160,6 +165,8 @@ pub enum ToPlugin {
         directory: Vec<u8>,
         /// How many plugins of this name go through the phases of this round, in all processes of all members.
         participants: u32,
+        /// What the round is for this process.
+        part: Part,
     },
     /// The process has been restarted.
     Restarted {

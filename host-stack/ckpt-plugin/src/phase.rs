@@ -4,11 +4,28 @@
 //! checkpoint:  Quiesce --> Drain --> Save --> (the trees stand still, and are saved) --> Resume
 //! restart:     Rebuild --> Exchange --> Refill --> Go
 //! ```
+//! move:        Quiesce --> Drain --> Save --> Rebuild --> Exchange --> (decided) --> Refill --> Go     or Resume instead
+//!
+//! In a move, one member's tree goes on elsewhere: its plugins are restarted there ([`Part::Moves`]), those of all others
+//! pass these phases where they are ([`Part::Stays`]). Until it is decided it may be undone: those that stay resume.
+//!
 //! All plugins of all processes of all members of a job are in a phase before any is in the next. Within a phase,
 //! plugins with the same order value work at the same time; lower ones go first in Quiesce, Drain and Save, higher ones
 //! in all others, so that what is built up last is taken down first.
 
 use serde::{Deserialize, Serialize};
+
+/// What a round is for a plugin's process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Part {
+    /// A checkpoint, or a restart: as for all others.
+    #[default]
+    All,
+    /// It moves.
+    Moves,
+    /// Others move, and it stays where it is.
+    Stays,
+}
 
 /// A phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -21,7 +38,8 @@ pub enum Phase {
     Save,
     /// The program runs on where it was, whether there is a checkpoint now or none.
     Resume,
-    /// In a restarted process: what was taken down is built up again, and others are told how to reach it.
+    /// In a restarted process: what was taken down is built up again, and others are told how to reach it. In one that
+    /// stays while others move: what leads to those is made again, beside what there is.
     Rebuild,
     /// It is connected with that of others: everybody has rebuilt.
     Exchange,

@@ -18,12 +18,12 @@ use std::{
 use crate::{
     Error, Event, Options, Plugin,
     connection::Connection,
-    event::Ask,
+    event::{Ask, Round},
     message::{
         Answer, OWNS_MAX, Question, REASON_MAX, Registered, SOCKET, THREAD, ToPlugin, ToSupervisor,
         VERSION,
     },
-    phase::Phase,
+    phase::{Part, Phase},
 };
 
 /// What there is of plugins in this process.
@@ -123,6 +123,7 @@ impl Entry {
             patience_ms: patience.as_millis() as u64,
             // This library must know when a round is over.
             phases: self.plugin.phases().with(Phase::Resume).with(Phase::Go),
+            follows_moves: self.plugin.follows_moves(),
             passed: self.passed,
         }
     }
@@ -212,10 +213,16 @@ fn serve(id: u32, own: &Connection) {
                 phase,
                 directory,
                 participants,
+                part,
             } => {
                 let ask = |question| ask(own, question);
-                let checkpoint = OsString::from_vec(directory).into();
-                let result = perform(id, phase, checkpoint, participants, &ask);
+                let round = Round {
+                    phase,
+                    checkpoint: OsString::from_vec(directory).into(),
+                    participants,
+                    part,
+                };
+                let result = perform(id, &round, &ask);
                 let refusal = result.map(|event| declare(own, &event)).err();
                 own.send(&ToSupervisor::Done { serial, refusal });
             }
@@ -265,33 +272,28 @@ fn resume_alone(id: u32) {
     drop(state);
     if waits {
         let nobody = |_| Err("the supervisor has gone".into());
-        let _ = perform(id, Phase::Resume, PathBuf::new(), 1, &nobody);
+        let round = Round {
+            phase: Phase::Resume,
+            checkpoint: PathBuf::new(),
+            participants: 1,
+            part: Part::All,
+        };
+        let _ = perform(id, &round, &nobody);
     }
 }
 
 /// Runs a phase of a plugin; an error is its refusal.
-fn perform<'a>(
-    id: u32,
-    phase: Phase,
-    checkpoint: PathBuf,
-    participants: u32,
-    ask: Ask<'a>,
-) -> Result<Event<'a>, String> {
+fn perform<'a>(id: u32, round: &Round, ask: Ask<'a>) -> Result<Event<'a>, String> {
+    let phase = round.phase;
     let mut state = lock();
     let Some(entry) = state.plugins.get_mut(&id) else {
         // It has been unregistered meanwhile.
-        return Ok(Event::new(
-            phase,
-            checkpoint,
-            String::new(),
-            participants,
-            ask,
-        ));
+        return Ok(Event::new(round, String::new(), ask));
     };
     entry.waits = true;
     let (plugin, name) = (entry.plugin.clone(), entry.options.name.clone());
     drop(state);
-    let mut event = Event::new(phase, checkpoint, name, participants, ask);
+    let mut event = Event::new(round, name, ask);
     let result = guarded(|| match phase {
         Phase::Quiesce => plugin.quiesce(&mut event),
         Phase::Drain => plugin.drain(&mut event),

@@ -42,6 +42,10 @@ pub enum Command {
     ///
     /// What has arrived is a checkpoint. The exit status is that of the program.
     Receive(Receive),
+    /// Have a member of a running job go on here, on this node, while all other members stay
+    ///
+    /// It is run where the member is to go, on the machine where it is. Its sockets go along, and so do its addresses; queue pairs of the others that lead to it are connected with where it is now. If that fails, it runs on where it was. The exit status is that of the member's program.
+    Move(job::Move),
     /// List the processes of a program, and its last checkpoint
     Status(Status),
     /// Coordinate a job's checkpoints, where machines other than this one reach it
@@ -370,6 +374,10 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         Command::Inspect(options) => inspect(options),
         Command::Coordinator(options) => job::coordinate(options),
         Command::Forget(options) => job::forget(options),
+        Command::Move(options) => {
+            let _fabric = hold_fabric()?;
+            job::take(options)
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use snaprig_fabric::{
     Fabric, Node, Nodes,
     nodes::{
         self,
-        requests::{self, LOOK_EVERY, REQUESTS_ENV, Request, quoted},
+        requests::{self, LOOK_EVERY, REQUESTS, REQUESTS_ENV, Request, Wanted, quoted},
     },
     place::{HCAS_MAX, Place, parse_models},
 };
@@ -110,14 +110,26 @@ fn code_of(status: ExitStatus) -> i32 {
     status.code().or(signal).unwrap_or(1)
 }
 
+/// A process on a node.
+struct Running {
+    /// The member that it is, or is to be.
+    member: String,
+    request: Option<Request>,
+    child: Child,
+}
+
 /// The members of a job that are on nodes.
 struct Members<'a> {
     nodes: &'a Nodes,
     /// The job, and where its launcher says what it wants to have on nodes.
     job: PathBuf,
     requests: PathBuf,
+    /// For who wants to have something moved.
+    _kept: fs::File,
     program: PathBuf,
-    running: Vec<(Option<Request>, Child)>,
+    running: Vec<Running>,
+    /// Requests whose members have moved: the words say how they have ended wherever they are, unless they are killed.
+    away: BTreeMap<String, Request>,
     /// How many there were of each node.
     of_node: BTreeMap<String, u32>,
 }
@@ -126,14 +138,16 @@ impl<'a> Members<'a> {
     fn new(nodes: &'a Nodes, job: &Path) -> Result<Self, AnyError> {
         fs::create_dir_all(job)?;
         let job = job.canonicalize()?;
-        let requests = job.join("nodes");
+        let requests = job.join(REQUESTS);
         fs::create_dir_all(&requests)?;
         Ok(Self {
             nodes,
             job,
+            _kept: requests::keep(&requests)?,
             requests,
             program: std::env::current_exe()?,
             running: Vec::new(),
+            away: BTreeMap::new(),
             of_node: BTreeMap::new(),
         })
     }
@@ -158,9 +172,9 @@ impl<'a> Members<'a> {
             self.reap()?;
             thread::sleep(LOOK_EVERY);
         }
-        for (_, member) in &mut self.running {
-            member.kill()?;
-            member.wait()?;
+        for Running { child, .. } in &mut self.running {
+            child.kill()?;
+            child.wait()?;
         }
         Ok(ExitCode::from(code_of(status) as u8))
     }
@@ -168,9 +182,7 @@ impl<'a> Members<'a> {
     /// The launcher, as a member of the job.
     fn launch(&self, program: &[OsString]) -> io::Result<Child> {
         // What an earlier one has asked for is nobody's.
-        for entry in fs::read_dir(&self.requests)? {
-            fs::remove_file(entry?.path())?;
-        }
+        requests::forget(&self.requests)?;
         let mut head = self.head("launch");
         head.args(["--name", HEAD, "--verbs", "--"]).args(program);
         head.spawn()
@@ -200,25 +212,57 @@ impl<'a> Members<'a> {
             }
             words.push(self.words(&["ckpt", "restart", "--member", member]));
             let child = self.on(&format!("node{number}"), &words)?;
-            self.running.push((None, child));
+            self.running.push(Running {
+                member: member.clone(),
+                request: None,
+                child,
+            });
         }
         Ok(self.head("restart").args(["--member", HEAD]).spawn()?)
     }
 
-    /// What a launcher has asked for, as a member of the job.
+    /// What somebody has asked for.
     fn start(&mut self, request: Request) -> io::Result<()> {
-        let count = self.of_node.entry(request.node.clone()).or_default();
-        *count += 1;
-        let name = match count {
-            1 => request.node.clone(),
-            count => format!("{}.{count}", request.node),
+        let (member, words) = match &request.what {
+            Wanted::Words(words) => {
+                let name = self.name_on(&request.node);
+                let words = self.launch_of(&name, &request.script(words));
+                (name, words)
+            }
+            Wanted::Member(member) => {
+                let mut words = self.words(&["ckpt", "move"]);
+                for word in [OsStr::new("--tell"), request.answer().as_os_str(), member] {
+                    words.push(" ");
+                    words.push(quoted(word));
+                }
+                (member.to_string_lossy().into_owned(), words)
+            }
         };
-        let mut words = self.words(&["ckpt", "launch", "--name", &name, "--verbs"]);
-        words.push(" -- /bin/sh -c ");
-        words.push(quoted(&request.script()));
         let child = self.on(&request.node, &words)?;
-        self.running.push((Some(request), child));
+        self.running.push(Running {
+            member,
+            request: Some(request),
+            child,
+        });
         Ok(())
+    }
+
+    /// What the next member on a node is called.
+    fn name_on(&mut self, node: &str) -> String {
+        let count = self.of_node.entry(node.to_owned()).or_default();
+        *count += 1;
+        match count {
+            1 => node.to_owned(),
+            count => format!("{node}.{count}"),
+        }
+    }
+
+    /// What a launcher has asked for, as a member of the job.
+    fn launch_of(&self, name: &str, script: &OsStr) -> OsString {
+        let mut words = self.words(&["ckpt", "launch", "--name", name, "--verbs"]);
+        words.push(" -- /bin/sh -c ");
+        words.push(quoted(script));
+        words
     }
 
     /// Words of this program, about the job.
@@ -239,16 +283,35 @@ impl<'a> Members<'a> {
 
     /// Those who wait for members that have ended are told.
     fn reap(&mut self) -> io::Result<()> {
-        let mut running = Vec::new();
-        for (request, mut child) in self.running.drain(..) {
-            match (child.try_wait()?, request) {
-                (None, request) => running.push((request, child)),
-                (Some(status), Some(request)) => request.has_ended(code_of(status))?,
-                (Some(_), None) => {}
+        for mut one in std::mem::take(&mut self.running) {
+            match one.child.try_wait()? {
+                None => self.running.push(one),
+                Some(status) => self.has_ended(one, code_of(status))?,
             }
         }
-        self.running = running;
         Ok(())
+    }
+
+    fn has_ended(&mut self, one: Running, status: i32) -> io::Result<()> {
+        let Running {
+            member, request, ..
+        } = one;
+        let Some(request) = request else {
+            return Ok(());
+        };
+        match &request.what {
+            // Its words have not come to their end, and it has not failed: they go on elsewhere.
+            Wanted::Words(_) if status == 0 && !request.is_answered() => {
+                self.away.insert(member, request);
+                Ok(())
+            }
+            // They have been killed there.
+            Wanted::Member(_) if status != 0 && request.is_answered() => {
+                let first = self.away.remove(&member);
+                first.map_or(Ok(()), |first| first.has_ended(status))
+            }
+            _ => request.has_ended(status),
+        }
     }
 }
 

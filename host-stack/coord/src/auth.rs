@@ -38,6 +38,7 @@ mod tests {
         let member = Role::Member {
             name: "0".into(),
             incarnation: 1,
+            is_heir: false,
         };
         let others = [
             proof_of_peer(&token, &a, &b, "jo", &role),

@@ -28,7 +28,7 @@ pub use snaprig_peers::{Nonce, Proof};
 use crate::phase::{Kind, Order, Phase};
 
 /// Version of the protocol.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Most bytes of a message of who has not proved anything yet.
 pub const STRANGER_MAX: usize = 1024;
 /// Most bytes of any message.
@@ -104,6 +104,8 @@ pub enum Role {
         name: String,
         /// Random, and the same when it comes again.
         incarnation: u64,
+        /// It is none yet, and takes part in nothing but the move of a tree to it.
+        is_heir: bool,
     },
     /// Somebody who orders and asks.
     Control,

@@ -6,12 +6,16 @@
 //!   checkpoint, then end        Look  Stop  Drain  Write  COMMIT  End
 //!   checkpoint, in background   Look  Stop  Drain  Freeze  Resume  Write  COMMIT
 //!   restart                     Connect  Refill  Go
+//!   move of one member          Look  Stop  Write  Connect  COMMIT  Go
 //!
 //!   any of them fails           Undo
 //! ```
 //!
 //! COMMIT is the coordinator's alone: nobody but it does anything there. A round that is committed,
 //! or a restart that has come to `Go`, is finished whoever dies; any other is undone.
+//!
+//! In a move, the tree of one member goes on at another one, its heir, who has come to the job before `Connect` and is in
+//! the round from then on. Once it is committed, the heir has the member's name, and the member is nobody.
 
 use serde::{Deserialize, Serialize};
 
@@ -73,12 +77,14 @@ pub enum Kind {
     Final,
     /// A restart.
     Restart,
+    /// A move: the tree of one member goes on at its heir, and those of all others where they are.
+    Move,
 }
 
 impl Kind {
     /// Whether it comes to a checkpoint.
     pub fn is_checkpoint(self) -> bool {
-        self != Self::Restart
+        !matches!(self, Self::Restart | Self::Move)
     }
 
     /// Its steps, in order.
@@ -98,6 +104,7 @@ impl Kind {
             ],
             Self::Final => &[Do(Look), Do(Stop), Do(Drain), Do(Write), Commit, Do(End)],
             Self::Restart => &[Do(Connect), Do(Refill), Do(Go)],
+            Self::Move => &[Do(Look), Do(Stop), Do(Write), Do(Connect), Commit, Do(Go)],
         }
     }
 
@@ -121,6 +128,7 @@ impl Kind {
     pub fn is_last_before_decision(self, phase: Phase) -> bool {
         match self {
             Self::Restart => phase == Phase::Refill,
+            Self::Move => phase == Phase::Connect,
             _ => phase == Phase::Write,
         }
     }
@@ -131,7 +139,7 @@ impl Kind {
             Self::Checkpoint => phase == Phase::Resume,
             Self::Background => false,
             Self::Final => phase == Phase::End,
-            Self::Restart => phase == Phase::Go,
+            Self::Restart | Self::Move => phase == Phase::Go,
         }
     }
 }
@@ -167,6 +175,17 @@ pub struct Order {
     /// What agents need to know: where images go, how they are written. At most
     /// [`NOTE_MAX`](crate::message::NOTE_MAX) bytes; the coordinator does not look into it.
     pub note: Vec<u8>,
+    /// Of a move: who, and where to.
+    pub moves: Option<Moves>,
+}
+
+/// Whose tree goes on at whom.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Moves {
+    /// The member.
+    pub member: String,
+    /// Its heir, until that has the member's name: one that nobody else has.
+    pub heir: String,
 }
 
 impl Order {
@@ -177,6 +196,16 @@ impl Order {
             phase_ms: 60_000,
             gather_ms: 10_000,
             note: Vec::new(),
+            moves: None,
+        }
+    }
+
+    /// Whether somebody begins with this phase.
+    pub fn begins(&self, member: &str, phase: Phase) -> bool {
+        let is_heir = self.moves.as_ref().is_some_and(|it| it.heir == member);
+        match is_heir {
+            true => phase == Phase::Connect,
+            false => phase == self.kind.first(),
         }
     }
 }
@@ -185,11 +214,12 @@ impl Order {
 mod tests {
     use super::*;
 
-    const ALL: [Kind; 4] = [
+    const ALL: [Kind; 5] = [
         Kind::Checkpoint,
         Kind::Background,
         Kind::Final,
         Kind::Restart,
+        Kind::Move,
     ];
 
     #[test]
@@ -197,9 +227,10 @@ mod tests {
         for kind in ALL {
             let steps = kind.steps();
             let commits = steps.iter().filter(|step| **step == Step::Commit);
-            assert_eq!(commits.count(), usize::from(kind.is_checkpoint()));
+            assert_eq!(commits.count(), usize::from(kind != Kind::Restart));
             if let Some(at) = steps.iter().position(|step| *step == Step::Commit) {
-                assert_eq!(steps[at - 1], Step::Do(Phase::Write));
+                let last = steps[at - 1].phase().unwrap();
+                assert!(kind.is_last_before_decision(last) && !kind.is_decided_in(last));
                 let decided = steps[at + 1..].iter().filter_map(|step| step.phase());
                 assert!(decided.into_iter().all(|phase| kind.is_decided_in(phase)));
             }

@@ -61,13 +61,13 @@ impl Keeper for Suicidal {
     fn commit(
         &self,
         round: u64,
-        note: &[u8],
+        order: &Order,
         reports: &std::collections::BTreeMap<String, String>,
     ) -> Result<(), String> {
         if self.at == "before" {
             kill_self();
         }
-        self.disk.commit(round, note, reports)?;
+        self.disk.commit(round, order, reports)?;
         if self.at == "after" {
             kill_self();
         }

@@ -23,6 +23,7 @@
 //! | `cm` | the connection manager's device |
 //! | `below` | the libibverbs below, as the machines need it |
 //! | `plugin`, `board`, `rebuild`, `owned` | phases of checkpoints and restarts |
+//! | `follow` | others move, and what leads to them follows |
 //!
 //! All is behind one lock, which a checkpoint has from quiesce to resume or go: a program that posts or polls meanwhile waits.
 //! Nobody waits for anything while he has it, but for answers of the libibverbs below.
@@ -46,6 +47,7 @@ mod device;
 mod domains;
 mod event;
 mod extended;
+mod follow;
 mod loader;
 mod memory;
 mod objects;

@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeSet,
     mem::zeroed,
     sync::{Arc, Once},
     time::{Duration, Instant},
@@ -9,13 +10,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
+    Name,
     cookie::Queue,
     drain::{Drain, Failed, Said, said},
+    moves::made_again,
     names::{Aliases, Key},
     queue_pair::Service,
     serve::serve,
 };
-use snaprig_ckpt_plugin::{Event, Options, Plugin, is_supervised};
+use snaprig_ckpt_plugin::{Event, Options, Part, Plugin, is_supervised};
 use snaprig_verbs_abi::*;
 
 use crate::{
@@ -23,6 +26,7 @@ use crate::{
     board,
     cm::Manager,
     event::{ring, take_async, take_from},
+    follow::Beside,
     memory::new_domain,
     owned,
     real::real,
@@ -49,6 +53,8 @@ struct Quiesced {
     queue_pairs: Vec<Said>,
     /// Of its ports: what else they are called, and what all call them.
     aliases: Vec<(u64, u64)>,
+    /// It moves, while others stay.
+    moves: bool,
 }
 
 /// The lock, from quiesce to resume, or from there to go.
@@ -57,6 +63,10 @@ struct Held {
     /// This process's name on the board.
     id: u64,
     drain: Option<Drain>,
+    /// Queue pairs that move to elsewhere, of others.
+    moved: BTreeSet<Name>,
+    /// What leads to those, until it is decided that they move.
+    beside: Option<Beside>,
 }
 
 thread_local! {
@@ -161,8 +171,35 @@ pub fn serve_all(state: &mut State) -> Result<(), String> {
     Ok(())
 }
 
+/// Finds out who moves; refuses what cannot.
+fn find_moved(held: &mut Held, all: &[Quiesced], part: Part) -> Result<(), String> {
+    let moving = || all.iter().filter(|one| one.moves);
+    let names = moving().flat_map(|one| &one.queue_pairs);
+    held.moved = names.map(|said| said.name).collect();
+    let ports: BTreeSet<u64> = moving()
+        .flat_map(|one| &one.aliases)
+        .map(|(_, port)| *port)
+        .collect();
+    let State { process, things } = &*held.state;
+    // SAFETY: what is in the set is alive.
+    let own = things.contexts.iter().map(|one| unsafe { (**one).port() });
+    if part == Part::Stays && own.into_iter().any(|port| ports.contains(&port)) {
+        return Err(
+            "it has the same port as what moves, and stays: all at a port move together".into(),
+        );
+    }
+    let is_concerned = part == Part::Moves || !made_again(process, &held.moved).is_empty();
+    match things.cannot_move().filter(|_| is_concerned) {
+        Some(what) => Err(format!("{what} cannot move yet: restart the job instead")),
+        None => Ok(()),
+    }
+}
+
 fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     let all: Vec<Quiesced> = board::collect(event, "quiesced")?;
+    if event.part() != Part::All {
+        find_moved(held, &all, event.part())?;
+    }
     let aliases = Aliases::new(all.iter().flat_map(|one| one.aliases.iter().copied()));
     let mut said: Vec<Said> = all.into_iter().flat_map(|one| one.queue_pairs).collect();
     for to in said.iter_mut().flat_map(|one| &mut one.to) {
@@ -231,10 +268,16 @@ impl Plugin for Verbs {
         let quiesced = Quiesced {
             queue_pairs: said(&state.process),
             aliases: aliases(&state),
+            moves: event.part() == Part::Moves,
         };
         board::publish(event, "quiesced", id, &quiesced)?;
-        let drain = None;
-        HELD.set(Some(Held { state, id, drain }));
+        HELD.set(Some(Held {
+            state,
+            id,
+            drain: None,
+            moved: BTreeSet::new(),
+            beside: None,
+        }));
         Ok(())
     }
 
@@ -289,15 +332,32 @@ impl Plugin for Verbs {
         })
     }
 
+    fn follows_moves(&self) -> bool {
+        true
+    }
+
     fn resume(&self, _: &mut Event<'_>) {
-        if let Some(mut held) = HELD.take()
-            && let Err(why) = serve_all(&mut held.state)
-        {
+        let Some(mut held) = HELD.take() else {
+            return;
+        };
+        if let Some(beside) = held.beside.take() {
+            // SAFETY: the lock is held.
+            unsafe { beside.undo() };
+        }
+        if let Err(why) = serve_all(&mut held.state) {
             eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
         }
     }
 
     fn rebuild(&self, event: &mut Event<'_>) -> Result<(), String> {
+        if event.part() == Part::Stays {
+            return with(|held| {
+                // SAFETY: the lock is held.
+                let (beside, made) = unsafe { Beside::make(&mut held.state, &held.moved)? };
+                held.beside = Some(beside);
+                board::publish(event, "made", held.id, &made)
+            });
+        }
         with(|held| {
             held.state.things.forget_below();
             owned::restarted(event);
@@ -310,6 +370,10 @@ impl Plugin for Verbs {
     fn exchange(&self, event: &mut Event<'_>) -> Result<(), String> {
         with(|held| {
             let all: Vec<Made> = board::collect(event, "made")?;
+            if let Some(beside) = &mut held.beside {
+                // SAFETY: the lock is held.
+                return unsafe { beside.connect(&mut held.state, all) };
+            }
             // SAFETY: the lock is held, and nobody else runs.
             let windows = unsafe {
                 rebuild::connect(&mut held.state, all)?;
@@ -321,9 +385,16 @@ impl Plugin for Verbs {
 
     fn refill(&self, event: &mut Event<'_>) -> Result<(), String> {
         with(|held| {
-            let windows: Vec<Vec<Key>> = board::collect(event, "windows")?;
-            let names = &mut held.state.things.names;
-            names.add_windows(windows.into_iter().flatten());
+            if let Some(beside) = held.beside.take() {
+                // SAFETY: the lock is held.
+                return unsafe { beside.change_over(&mut held.state) };
+            }
+            // Of what moves there are none, and nobody to ask: it is decided.
+            if event.part() == Part::All {
+                let windows: Vec<Vec<Key>> = board::collect(event, "windows")?;
+                let names = &mut held.state.things.names;
+                names.add_windows(windows.into_iter().flatten());
+            }
             // SAFETY: the lock is held, and nobody else runs.
             unsafe { rebuild::refill(&mut held.state) }
         })

@@ -39,11 +39,11 @@ const PAGE_BYTES: u64 = 4096;
 /// What a process tells the others.
 #[derive(Serialize, Deserialize)]
 pub struct Made {
-    names: Published,
-    listener: Listener,
+    pub names: Published,
+    pub listener: Listener,
 }
 
-fn failed(what: &str) -> String {
+pub fn failed(what: &str) -> String {
     format!("{what}: {}", std::io::Error::from_raw_os_error(errno()))
 }
 
@@ -327,7 +327,10 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
 }
 
 /// What others must know.
-unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
+///
+/// # Safety
+/// As for [`make`].
+pub unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String> {
     let mut made = Published::default();
     // SAFETY: what is in the tables is alive, and made again.
     unsafe {
@@ -455,7 +458,10 @@ pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
 }
 
 /// The program's receives that were below are so again.
-unsafe fn post_receives(state: &mut State, queue: Queue) -> Result<(), String> {
+///
+/// # Safety
+/// As for [`make`].
+pub unsafe fn post_receives(state: &mut State, queue: Queue) -> Result<(), String> {
     if let Queue::Receives(place) = queue
         && let Some(qp) = crate::state::get(&state.things.qps, place)
         // SAFETY: what is in the table is alive.
@@ -508,7 +514,10 @@ fn attributes_of(kind: ibv_qp_type, to: ibv_qp_state) -> i32 {
 }
 
 /// Brings a queue pair through these states, as far as the program has.
-unsafe fn raise(
+///
+/// # Safety
+/// As for [`make`].
+pub unsafe fn raise(
     real: &Real,
     state: &State,
     qp: &Qp,
@@ -553,6 +562,31 @@ unsafe fn raise(
     Ok(())
 }
 
+/// Posts what nobody has carried out of a queue pair's requests.
+///
+/// # Safety
+/// As for [`make`].
+pub unsafe fn post_sends(state: &State, qp: &mut Qp) -> Result<(), String> {
+    let pairs = &state.process.qps;
+    let pair = pairs.get(qp.place as usize).and_then(Option::as_ref);
+    let Some(pair) = pair.filter(|pair| pair.service != Service::Datagram) else {
+        return Ok(());
+    };
+    for (number, posted) in pair.sends.outstanding() {
+        let at = (number, pair.sends.done());
+        // SAFETY: the queue pair is made again, and so is what its requests name.
+        let done = unsafe { post_again(&state.things, qp, pair.peer, &posted.request, at) };
+        if done != 0 {
+            let error = std::io::Error::from_raw_os_error(done);
+            return Err(format!(
+                "{}: a request is not taken again: {error}",
+                pair.name
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Posts what nobody has carried out, and lets receives that waited have what came.
 ///
 /// # Safety
@@ -564,29 +598,7 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
     // SAFETY: what is in the tables is alive, and made again.
     unsafe {
         for qp in state.things.qps.iter().filter(|qp| !qp.is_null()) {
-            let ours = &mut **qp;
-            let Some(pair) = state
-                .process
-                .qps
-                .get(ours.place as usize)
-                .and_then(Option::as_ref)
-            else {
-                continue;
-            };
-            if pair.service == Service::Datagram {
-                continue;
-            }
-            for (number, posted) in pair.sends.outstanding() {
-                let at = (number, pair.sends.done());
-                let done = post_again(&state.things, ours, pair.peer, &posted.request, at);
-                if done != 0 {
-                    let error = std::io::Error::from_raw_os_error(done);
-                    return Err(format!(
-                        "{}: a request is not taken again: {error}",
-                        pair.name
-                    ));
-                }
-            }
+            post_sends(state, &mut **qp)?;
         }
         for srq in state.things.srqs.iter().filter(|srq| !srq.is_null()) {
             let ours = &mut **srq;

@@ -33,6 +33,9 @@ pub const MAKING: i32 =
 /// link of /proc, or opens the link itself (O_PATH).
 pub const OF_NAME: i32 = libc::O_NOFOLLOW | libc::O_TMPFILE;
 
+/// Sockets that come along with a tree, by inode.
+pub type Carried = BTreeMap<u64, OwnedFd>;
+
 /// All that is open for a tree.
 #[derive(Debug)]
 pub struct Opened {
@@ -42,6 +45,8 @@ pub struct Opened {
     pub files: Vec<RawFd>,
     /// Its shared memory, by number in the image: to be filled, and to be mapped.
     pub shared: Vec<(RawFd, RawFd)>,
+    /// Sockets that are there still, by inode, if they have come along: they are not made again.
+    pub carried: Option<Carried>,
     /// What is mapped: by name, and whether it is written to.
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
     next: RawFd,
@@ -61,6 +66,7 @@ impl Opened {
             base,
             files: vec![-1; tree.files.len()],
             shared: Vec::new(),
+            carried: None,
             mapped: BTreeMap::new(),
             next: base,
         }

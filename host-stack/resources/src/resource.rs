@@ -12,7 +12,7 @@
 //! Every step of one kind is done before the next step of any. Within a step, kinds are asked in the order of their list
 //! ([`super::list`]).
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use libc::pid_t;
 use snaprig_ckpt_image::chain::Chain;
@@ -43,6 +43,8 @@ pub enum Purpose {
     Job,
     /// It is to go on while what it has here may be there still.
     Moving,
+    /// The same, on this machine: its sockets go along as they are, whoever is at their other ends.
+    MovingWithSockets,
 }
 
 /// A tree that runs.
@@ -107,6 +109,8 @@ pub struct Stopped<'a> {
     pub shared: &'a mut Shared,
     /// Its IPC namespace is its alone.
     pub has_own_ipc: bool,
+    /// What it was stopped for.
+    pub purpose: Purpose,
 }
 
 /// A kind of state that processes have beside their registers and their own memory. A value of it lives for one
@@ -175,6 +179,11 @@ pub trait Resource {
         writer: &mut dyn PageWriter,
     ) -> Result<()> {
         Ok(())
+    }
+
+    /// Open files that go along as they are, by what the image calls them ([`Opened::carried`]).
+    fn carried(&self, open: &[OpenFile]) -> Vec<(u64, BorrowedFd<'_>)> {
+        Vec::new()
     }
 
     /// The image is complete, and the tree is to end: takes away what would be left of it.

@@ -13,6 +13,8 @@
 //! is abandoned by name, one that builds on what it would have built on, and lacks nothing that was seen for this one.
 
 use std::{
+    fs::File,
+    os::fd::BorrowedFd,
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -461,9 +463,30 @@ impl Stopped {
         Ok(pause)
     }
 
+    /// The network namespace that it is in.
+    pub fn network(&self) -> Result<File> {
+        let first = self.frozen.processes.first().map_or(0, |first| first.pid);
+        let path = format!("/proc/{first}/ns/net");
+        File::open(&path).map_err(|source| Error::io(path, source))
+    }
+
+    /// Its open files that go along as they are.
+    pub fn carried(&self) -> Vec<(u64, BorrowedFd<'_>)> {
+        self.described.carried()
+    }
+
+    /// The tree ends, for it goes on elsewhere, with what it has carried along.
+    pub fn hand_over(self) -> Pause {
+        self.kill()
+    }
+
     /// The tree ends, for its checkpoint is complete.
     pub fn end(mut self) -> Pause {
         self.described.abandon();
+        self.kill()
+    }
+
+    fn kill(self) -> Pause {
         // Copies of descriptors would keep connections until they are closed.
         self.frozen.kill();
         drop(self.described);

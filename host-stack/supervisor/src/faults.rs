@@ -26,6 +26,7 @@ pub fn all() -> Vec<Point> {
     let crates = [
         ALL,
         crate::migrate::faults::ALL,
+        crate::moving::faults::ALL,
         snaprig_tracee::faults::ALL,
         snaprig_resources::faults::ALL,
         snaprig_ckpt::faults::ALL,

@@ -17,6 +17,7 @@
 //! | `again`, `together` | restarts of a tree, and of a job |
 //! | `job`, `member` | trees that are checkpointed together; a supervisor as one of them |
 //! | `migrate` | a tree moves to another supervisor |
+//! | `moving` | a member of a job moves, while all others stay |
 //! | `plugins` | what programs take down themselves before a checkpoint |
 //! | [`process`] | a supervisor's process, for programs |
 //! | `preload` | libraries that are loaded into programs which do not know of them |
@@ -32,6 +33,7 @@ pub mod faults;
 mod job;
 mod member;
 mod migrate;
+mod moving;
 mod plugins;
 mod precopy;
 mod preload;
@@ -51,10 +53,11 @@ pub use self::{
     client::{Ckpt, CkptBuilder, CkptError},
     control::{Dumped, Reply, Request, Running, Status, ask},
     job::{
-        Job, JobDump, JobDumped, JobMember, JobStatus, Settings, coordinate, dump_job, forget,
-        job_status,
+        Job, JobDump, JobDumped, JobMember, JobStatus, Moved, Settings, coordinate, dump_job,
+        forget, job_status,
     },
     migrate::{Migrated, Target, receive},
+    moving::inherit,
     schedule::Schedule,
     supervisor::{Options, Program, launch, launch_in},
     together::restart_job,

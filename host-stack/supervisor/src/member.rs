@@ -7,6 +7,7 @@ use crate::{
     checkpoint::{self, CheckpointOptions, History, NewImage, Next, PreparedTree, Saved, Stopped},
     faults,
     job::{Job, NOT_NOW, Note, Report},
+    moving::{self, Moving},
     plugins::{JobRound, SharedPlugins},
 };
 use snaprig_resources::error::chain;
@@ -37,6 +38,7 @@ pub struct Member {
     pub link: driver::Member,
     store: Store,
     round: Option<RoundInProgress>,
+    moving: Option<Moving>,
     reporter: Reporter,
 }
 
@@ -69,6 +71,8 @@ pub enum Done {
     Complete(u64),
     /// The tree has ended, for its checkpoint is complete.
     Ended,
+    /// The tree has ended here, and goes on elsewhere.
+    Moved,
 }
 
 impl Member {
@@ -79,15 +83,28 @@ impl Member {
             link: job.join(name)?,
             store: job.store()?,
             round: None,
+            moving: None,
+            reporter: job.reporter.clone(),
+        })
+    }
+
+    /// The member that has come by this connection with a tree that was another one's.
+    pub fn inherited(job: &Job, name: &str, link: driver::Member) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            link,
+            store: job.store()?,
+            round: None,
+            moving: None,
             reporter: job.reporter.clone(),
         })
     }
 
     /// Whether the tree stands still.
     pub fn holds(&self) -> bool {
-        self.round
-            .as_ref()
-            .is_some_and(|taking| taking.stopped.is_some())
+        let taking = self.round.as_ref();
+        taking.is_some_and(|taking| taking.stopped.is_some())
+            || self.moving.as_ref().is_some_and(Moving::holds)
     }
 
     /// The tree has ended: it is no member any more.
@@ -105,6 +122,37 @@ impl Member {
     /// Does what the coordinator says next, if it has said something.
     pub fn next(&mut self, root: pid_t, known: &mut History, plugins: &SharedPlugins) -> Done {
         match self.link.next_event(Some(Duration::ZERO)) {
+            Some(Event::Begin {
+                round,
+                phase,
+                order,
+            }) if order.kind == Kind::Move => {
+                let result = self.moves(round, phase, &order, root, known, plugins);
+                let gone = matches!(result, Ok(true));
+                let result = result.map(|_| String::new()).map_err(|error| said(&error));
+                self.link.done(round, phase, result);
+                if gone { Done::Moved } else { Done::Nothing }
+            }
+            Some(Event::Undo {
+                round,
+                in_doubt,
+                reason,
+            }) if self.moving.is_some() => {
+                let result = self.does_not_move(in_doubt, root, known, plugins);
+                if let Err(error) = &result {
+                    let why = chain(error);
+                    self.reporter
+                        .tell(event::Event::NotUndone { round, reason, why });
+                }
+                let gone = matches!(result, Ok(true));
+                let result = result.map(|_| String::new()).map_err(|error| said(&error));
+                self.link.done(round, Phase::Undo, result);
+                if gone { Done::Moved } else { Done::Nothing }
+            }
+            Some(Event::Finished { .. }) if self.moving.is_some() => {
+                self.moving = None;
+                Done::Nothing
+            }
             Some(Event::Begin {
                 round,
                 phase,
@@ -154,6 +202,52 @@ impl Member {
             }
             Some(Event::Joined | Event::Apart { .. }) | None => Done::Nothing,
         }
+    }
+
+    /// Does a phase of a move; whether the tree is gone.
+    fn moves(
+        &mut self,
+        round: u64,
+        phase: Phase,
+        order: &Order,
+        root: pid_t,
+        known: &mut History,
+        plugins: &SharedPlugins,
+    ) -> Result<bool> {
+        if phase == Phase::Look {
+            self.moving = Some(Moving::new(&self.name, round, order, &self.store)?);
+        }
+        let none = || Error::Job {
+            what: "there is no move".into(),
+        };
+        let moving = self.moving.as_mut().ok_or_else(none)?;
+        let mut parts = moving::Parts {
+            link: &self.link,
+            name: &self.name,
+            root,
+            known,
+            plugins,
+        };
+        moving.phase(phase, order, &mut parts)
+    }
+
+    /// A move is undone; or it was decided. Whether the tree is gone.
+    fn does_not_move(
+        &mut self,
+        in_doubt: bool,
+        root: pid_t,
+        known: &mut History,
+        plugins: &SharedPlugins,
+    ) -> Result<bool> {
+        let mut parts = moving::Parts {
+            link: &self.link,
+            name: &self.name,
+            root,
+            known,
+            plugins,
+        };
+        let moving = self.moving.take();
+        moving.map_or(Ok(false), |moving| moving.undo(in_doubt, &mut parts))
     }
 
     fn begin(

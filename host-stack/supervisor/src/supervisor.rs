@@ -191,6 +191,8 @@ pub struct Supervisor<'a> {
     pub command: Vec<String>,
     pub known: History,
     pub status: i32,
+    /// Its tree goes on elsewhere.
+    has_moved: bool,
     pub last: Option<u64>,
     pub options: &'a Options,
     pub due: Due,
@@ -214,6 +216,7 @@ impl<'a> Supervisor<'a> {
             command,
             known: History::new(&options.reporter),
             status: 0,
+            has_moved: false,
             options,
             due: Due::new(options.schedule),
             sources: Sources::default(),
@@ -281,6 +284,8 @@ impl<'a> Supervisor<'a> {
         match member.next(self.root, &mut self.known, &self.parts.plugins) {
             Done::Complete(round) => self.last = Some(round),
             Done::Ended => self.status = 128 + libc::SIGKILL,
+            // What ends here has not failed: whoever started it waits for nothing more.
+            Done::Moved => self.has_moved = true,
             Done::Nothing => {}
         }
     }
@@ -323,7 +328,7 @@ impl<'a> Supervisor<'a> {
                 trace::let_go_late(ended);
                 continue;
             }
-            if ended == self.root {
+            if ended == self.root && !self.has_moved {
                 self.status = exit_code(status);
             }
             if ended <= 0 {

@@ -23,6 +23,7 @@ use snaprig_ckpt_image::{
     store::{Checkpoint, Store},
 };
 use snaprig_coord::{
+    driver,
     member::Event,
     phase::{Order, Phase},
 };
@@ -224,9 +225,9 @@ fn together(
         ))),
     };
     begin_round();
-    let mut restored = does(member, round, Phase::Connect, open)?;
+    let mut restored = does(&member.link, round, Phase::Connect, open)?;
     begin(member, Phase::Refill)?;
-    does(member, round, Phase::Refill, || {
+    does(&member.link, round, Phase::Refill, || {
         restored.grow(chain, drops_privileges(), Some(&board))?;
         let job = JobRound {
             member: &member.name,
@@ -240,8 +241,8 @@ fn together(
 }
 
 /// Does a phase, and says so, or why it cannot be done.
-fn does<T>(
-    member: &Member,
+pub fn does<T>(
+    link: &driver::Member,
     round: u64,
     phase: Phase,
     work: impl FnOnce() -> Result<T>,
@@ -251,7 +252,7 @@ fn does<T>(
         Ok(_) => Ok(String::new()),
         Err(error) => Err(chain(error)),
     };
-    member.link.done(round, phase, result);
+    link.done(round, phase, result);
     done
 }
 

@@ -29,6 +29,7 @@ fn role(connection: u64) -> Role {
         0 | 1 => Role::Member {
             name: connection.to_string(),
             incarnation: connection,
+            is_heir: false,
         },
         _ => Role::Control,
     }

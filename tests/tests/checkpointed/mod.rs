@@ -212,6 +212,21 @@ pub struct JobOnNodes {
 impl JobOnNodes {
     /// Runs a kernel with so many ranks and these flags, until all of them are at work.
     pub fn launched(name: &str, (count, ranks): (&str, usize), flags: &[&str]) -> Self {
+        Self::launched_on(name, (count, ranks), &[], flags)
+    }
+
+    /// The same on four nodes, two ranks on each; there is a fifth one.
+    pub fn launched_beside_a_spare(name: &str, flags: &[&str]) -> Self {
+        let hosts = ["-host", "node1:2,node2:2,node3:2,node4:2"];
+        Self::launched_on(name, ("5", 8), &hosts, flags)
+    }
+
+    fn launched_on(
+        name: &str,
+        (count, ranks): (&str, usize),
+        hosts: &[&str],
+        flags: &[&str],
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let kernel = KERNELS.iter().find(|kernel| kernel.name == name);
         let kernel = kernel.expect("it is among them");
@@ -229,7 +244,7 @@ impl JobOnNodes {
         let mpirun = ["--", "mpirun", "-n", &all, "--oversubscribe"];
         let ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx"];
         let run = ["-x", "UCX_TLS=rc,self", program];
-        let words = [&mpirun[..], &ucx, &run, flags].concat();
+        let words = [&mpirun[..], hosts, &ucx, &run, flags].concat();
         let mut launch = nodes(count, &job.job(), &words);
         job.running = Some(launch.spawn().expect("snaprig starts"));
         // All ranks compute: then they have met.
@@ -255,6 +270,12 @@ impl JobOnNodes {
         assert_success("ckpt dump", &[self.ckpt(&["dump", how])]);
     }
 
+    /// Has a member go on at another node, while all others stay.
+    pub fn moves(&self, member: &str, to: &str) {
+        let moved = self.ckpt(&["move", member, "--to", to]);
+        assert_success("ckpt move", &[moved]);
+    }
+
     /// What it has printed when it has ended.
     pub fn ended(&mut self) -> String {
         let running = self.running.take().expect("it was launched");
@@ -276,21 +297,34 @@ impl JobOnNodes {
     }
 
     fn ckpt(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(SNAPRIG);
-        command.arg("ckpt").args(arguments);
-        let output = command.arg("--job").arg(self.job()).output();
-        output.expect("snaprig starts")
+        ckpt_of(&self.job(), arguments)
     }
 
     fn ranks_at_work(&self) -> usize {
-        let status = self.ckpt(&["status", "--json"]).stdout;
-        let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
-        let members = status["members"].as_array().into_iter().flatten();
-        let processes = members.flat_map(|member| member["processes"].as_array());
-        let ranks = processes
-            .flatten()
-            .filter(|process| process["name"] == self.kernel.name);
-        let worked = ranks.filter_map(|rank| rank["pid"].as_u64().map(ticks_of));
-        worked.filter(|ticks| *ticks >= WORKED_TICKS).count()
+        at_work(&self.job(), self.kernel.name)
     }
+}
+
+/// `snaprig ckpt ... --job DIR`.
+pub fn ckpt_of(job: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(SNAPRIG);
+    command.arg("ckpt").args(arguments);
+    let output = command.arg("--job").arg(job).output();
+    output.expect("snaprig starts")
+}
+
+/// How many processes of a job have this name, and have worked for a while.
+pub fn at_work(job: &Path, name: &str) -> usize {
+    let status = ckpt_of(job, &["status", "--json"]).stdout;
+    let status: serde_json::Value = serde_json::from_slice(&status).unwrap_or_default();
+    let members = status["members"].as_array().into_iter().flatten();
+    let processes = members.flat_map(|member| member["processes"].as_array());
+    // A name of the kernel has 15 characters.
+    let is_it = |process: &&serde_json::Value| {
+        let found = process["name"].as_str().unwrap_or_default();
+        !found.is_empty() && name.starts_with(found)
+    };
+    let found = processes.flatten().filter(is_it);
+    let worked = found.filter_map(|rank| rank["pid"].as_u64().map(ticks_of));
+    worked.filter(|ticks| *ticks >= WORKED_TICKS).count()
 }

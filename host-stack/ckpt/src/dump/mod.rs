@@ -11,7 +11,7 @@ mod refused;
 mod threads;
 mod write;
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
 use libc::pid_t;
 use procfs::process::{Process as Proc, Stat};
@@ -48,6 +48,7 @@ pub struct Survey {
     flags: Vec<(pid_t, Flags)>,
     /// The IPC namespace is the tree's alone.
     has_own_ipc: bool,
+    purpose: Option<Purpose>,
 }
 
 impl Survey {
@@ -76,7 +77,11 @@ impl Survey {
             owned,
         };
         resources.iter().try_for_each(|kind| kind.look(&tree))?;
-        Ok(Self { flags, has_own_ipc })
+        Ok(Self {
+            flags,
+            has_own_ipc,
+            purpose: Some(purpose),
+        })
     }
 }
 
@@ -105,6 +110,14 @@ impl Described {
         let open = &mut self.tree.files;
         let mut kinds = self.resources.iter_mut();
         kinds.try_for_each(|kind| kind.meet_others(open, board))
+    }
+
+    /// Open files that go along as they are, by what the image calls them.
+    pub fn carried(&self) -> Vec<(u64, BorrowedFd<'_>)> {
+        let kinds = self.resources.iter();
+        kinds
+            .flat_map(|kind| kind.carried(&self.tree.files))
+            .collect()
     }
 
     /// The image is complete, and the tree is to end.
@@ -189,6 +202,7 @@ pub fn describe(
         collected: &mut collected,
         shared: &mut shared,
         has_own_ipc: before.has_own_ipc,
+        purpose: before.purpose.unwrap_or(Purpose::Alone),
     };
     for kind in &mut resources {
         kind.join(&mut tree, &mut stopped)?;

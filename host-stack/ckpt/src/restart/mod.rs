@@ -38,7 +38,7 @@ use snaprig_resources::{
     board::Board,
     error::Result,
     huge,
-    opened::{self, Opened},
+    opened::{self, Carried, Opened},
     plugins,
     resource::Resources,
     state::{Process, Tree},
@@ -72,6 +72,16 @@ impl<'a> Restored<'a> {
         board: Option<&Board>,
         reporter: &Reporter,
     ) -> Result<Self> {
+        Self::open_with(tree, chain, (board, None), reporter)
+    }
+
+    /// The same, with sockets that have come along.
+    pub fn open_with(
+        tree: &'a Tree,
+        chain: &Chain,
+        (board, carried): (Option<&Board>, Option<Carried>),
+        reporter: &Reporter,
+    ) -> Result<Self> {
         check(tree)?;
         let mut resources = snaprig_resources::all(reporter);
         resources
@@ -80,7 +90,7 @@ impl<'a> Restored<'a> {
         groups::lead(tree);
         let mut kinds = resources.iter_mut();
         kinds.try_for_each(|kind| kind.prepare(tree))?;
-        let opened = open(tree, &mut resources, board)?;
+        let opened = open(tree, &mut resources, board, carried)?;
         reached(&faults::RESTART_FILES);
         Ok(Self {
             tree,
@@ -172,8 +182,14 @@ fn check(tree: &Tree) -> Result<()> {
 }
 
 /// Opens everything that a tree has open; in a job, together with other trees.
-fn open(tree: &Tree, resources: &mut Resources, board: Option<&Board>) -> Result<Opened> {
+fn open(
+    tree: &Tree,
+    resources: &mut Resources,
+    board: Option<&Board>,
+    carried: Option<Carried>,
+) -> Result<Opened> {
     let mut opened = Opened::new(tree);
+    opened.carried = carried;
     for kind in &mut *resources {
         kind.open(tree, &mut opened, board)?;
     }

@@ -3,6 +3,8 @@
 use std::{path::Path, process::ExitCode};
 
 use clap::Args;
+use serde::{Deserialize, Serialize};
+use snaprig_fabric::nodes::requests::{self, REQUESTS};
 use snaprig_supervisor::{Job, JobDump, JobDumped, JobMember};
 
 use crate::{AnyError, size};
@@ -30,6 +32,102 @@ pub struct Forget {
     /// The member
     #[arg(value_name = "NAME")]
     name: String,
+}
+
+/// What `ckpt move` is told.
+#[derive(Args)]
+pub struct Move {
+    /// Directory of the job
+    #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_JOB")]
+    job: std::path::PathBuf,
+    /// The member, as `ckpt status` calls it
+    #[arg(value_name = "MEMBER")]
+    member: String,
+    /// The node where it is to go on, of a job that `snaprig nodes --job` runs: from anywhere on this machine
+    #[arg(long, value_name = "NODE", conflicts_with = "tell")]
+    to: Option<String>,
+    /// Write what came of it to this file, for who waits for that
+    #[arg(long, value_name = "FILE", hide = true)]
+    tell: Option<std::path::PathBuf>,
+    /// How long each step of it may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    patience: f64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A member goes on elsewhere.
+#[derive(Serialize, Deserialize)]
+struct Moved {
+    member: String,
+    /// How long it ran nowhere.
+    blackout_ms: f64,
+    took_ms: f64,
+    steps_ms: Vec<(String, f64)>,
+}
+
+impl Moved {
+    fn print(&self, to: &str, json: bool) -> Result<(), AnyError> {
+        match json {
+            true => println!("{}", serde_json::to_string_pretty(self)?),
+            false => println!(
+                "{} runs {to} now, after {:.0} ms; it stood still for {:.0} ms",
+                self.member, self.took_ms, self.blackout_ms
+            ),
+        }
+        Ok(())
+    }
+}
+
+/// Has a member go on here, to its end; or has that done on a node.
+pub fn take(options: &Move) -> Result<ExitCode, AnyError> {
+    if let Some(node) = &options.to {
+        return ask_to_move(options, node);
+    }
+    let job = Job::open(&options.job)?.told_to(&super::reporter());
+    let patience = super::seconds(options.patience)?;
+    let status = snaprig_supervisor::inherit(&job, &options.member, patience, |moved| {
+        let moved = Moved {
+            member: moved.member.clone(),
+            blackout_ms: moved.pause().as_secs_f64() * 1e3,
+            took_ms: moved.took.as_secs_f64() * 1e3,
+            steps_ms: moved
+                .steps
+                .iter()
+                .map(|(step, ns)| (step.clone(), *ns as f64 / 1e6))
+                .collect(),
+        };
+        // It has moved, whoever hears of that.
+        let _ = match &options.tell {
+            Some(file) => serde_json::to_vec(&moved)
+                .map_err(AnyError::from)
+                .and_then(|text| Ok(requests::put(file, &text)?)),
+            None => moved.print("here", options.json),
+        };
+    })?;
+    Ok(ExitCode::from(status as u8))
+}
+
+fn ask_to_move(options: &Move, node: &str) -> Result<ExitCode, AnyError> {
+    let asked = options.job.join(REQUESTS);
+    if !asked.is_dir() {
+        let job = options.job.display();
+        return Err(format!(
+            "{job} is no job of `snaprig nodes --job`: run `ckpt move` on the node, without --to"
+        )
+        .into());
+    }
+    let said = requests::ask_to_move(&asked, node, &options.member)?;
+    let Ok(moved) = serde_json::from_str::<Moved>(&said) else {
+        let member = &options.member;
+        return Err(format!(
+            "{member} stays where it is: why is on the standard error of `snaprig nodes`"
+        )
+        .into());
+    };
+    moved.print(&format!("on {node}"), options.json)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {

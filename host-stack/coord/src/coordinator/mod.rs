@@ -45,7 +45,7 @@ mod peers;
 mod round;
 mod rounds;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use snaprig_peers::Token;
 
@@ -55,6 +55,7 @@ use crate::{
         Answer, Call, CallError, MemberStatus, Nonce, Refusal, RoundStatus, Status, Summary,
         ToCoordinator, ToMember, cut,
     },
+    phase::Order,
 };
 use barriers::Barriers;
 use board::Board;
@@ -154,12 +155,12 @@ pub enum Output {
     },
     /// The members of the job have changed: who takes over from this coordinator must know.
     Members(Vec<String>),
-    /// The manifest is to be written and renamed; [`Input::Committed`] says what came of it.
+    /// The manifest is to be written and renamed, or that a move is decided; [`Input::Committed`] says what came of it.
     Commit {
         /// The round.
         round: u64,
-        /// What was ordered: its note.
-        note: Vec<u8>,
+        /// What was ordered.
+        order: Order,
         /// By member, what it said of what it has written.
         reports: BTreeMap<String, String>,
     },
@@ -172,6 +173,10 @@ pub struct Machine {
     now: Ns,
     peers: BTreeMap<ConnectionId, Peer>,
     members: BTreeMap<String, Entry>,
+    /// Those of them that are none yet, or no more: heirs, and those whose names they have.
+    heirs: BTreeSet<String>,
+    /// Members that were told last.
+    told: Vec<String>,
     barriers: Barriers,
     counted: Counted,
     board: Board,
@@ -187,6 +192,8 @@ impl Machine {
         let missing = |name: &String| (name.clone(), Entry::expected());
         Self {
             members: config.members.iter().map(missing).collect(),
+            heirs: BTreeSet::new(),
+            told: config.members.clone(),
             next_round: config.first_round.max(1),
             config,
             now,

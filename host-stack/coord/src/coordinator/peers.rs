@@ -244,8 +244,16 @@ impl Machine {
         }
         let stage = match role {
             Role::Control => Stage::Control,
-            Role::Member { name, incarnation } => {
+            Role::Member {
+                name,
+                incarnation,
+                is_heir,
+            } => {
                 self.enlist(connection, &name, incarnation)?;
+                if is_heir {
+                    self.heirs.insert(name.clone());
+                }
+                self.tell_members();
                 Stage::Member(name)
             }
         };
@@ -287,20 +295,50 @@ impl Machine {
             connection,
             incarnation,
         };
-        if self.members.insert(name.into(), here).is_none() {
-            self.tell_members();
-        }
+        self.heirs.remove(name);
+        self.members.insert(name.into(), here);
         Ok(())
     }
 
     /// Who takes over must know. Said before the member is welcome.
     fn tell_members(&mut self) {
-        let members = self.members.keys().cloned().collect();
-        self.out.push(Output::Members(members));
+        let members: Vec<_> = self.full_members().cloned().collect();
+        if members != self.told {
+            self.told.clone_from(&members);
+            self.out.push(Output::Members(members));
+        }
+    }
+
+    /// Members that are no heirs.
+    pub(super) fn full_members(&self) -> impl Iterator<Item = &String> {
+        let all = self.members.keys();
+        all.filter(|name| !self.heirs.contains(*name))
+    }
+
+    /// An heir has the member's name, and the member that of its heir. Of an heir that is gone already, it is waited for a
+    /// while that it comes again, by its new name.
+    pub(super) fn exchange_names(&mut self, member: &str, heir: &str) {
+        let is_gone = Entry::Missing {
+            why: "its connection has ended".into(),
+            strike_ns: Some(self.now.saturating_add(GRACE_NS)),
+        };
+        let new = self.members.remove(heir).unwrap_or(is_gone);
+        let old = self.members.remove(member);
+        self.heirs.insert(heir.into());
+        let named = [(heir, old), (member, Some(new))];
+        for (name, entry) in named {
+            let Some(entry) = entry else { continue };
+            let peer = entry.connection().and_then(|at| self.peers.get_mut(&at));
+            if let Some(peer) = peer {
+                peer.stage = Stage::Member(name.into());
+            }
+            self.members.insert(name.into(), entry);
+        }
     }
 
     fn leave(&mut self, name: &str, connection: ConnectionId) {
         self.members.remove(name);
+        self.heirs.remove(name);
         self.tell_members();
         self.lost(name, connection, "it has left");
         let why = "it has left".into();
@@ -332,7 +370,11 @@ impl Machine {
                 why: why.to_owned(),
                 strike_ns,
             };
-            self.members.insert(name.clone(), missing);
+            // Nobody waits for an heir.
+            match self.heirs.remove(&name) {
+                true => drop(self.members.remove(&name)),
+                false => drop(self.members.insert(name.clone(), missing)),
+            }
             self.lost(&name, connection, why);
         }
         self.abandon_order(connection);

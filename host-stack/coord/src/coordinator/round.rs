@@ -22,7 +22,7 @@ pub(super) struct Round {
     pub(super) is_decided: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Seat {
     /// It has done the present phase.
     pub(super) is_done: bool,
@@ -43,6 +43,11 @@ pub(super) enum At {
 }
 
 impl Round {
+    /// Of a move that is not decided, who the heir is; later, whose tree it was.
+    pub(super) fn heir(&self) -> Option<&str> {
+        self.order.moves.as_ref().map(|moves| &*moves.heir)
+    }
+
     /// Members that are part of it still.
     pub(super) fn present(&self) -> impl Iterator<Item = &str> {
         let seats = self.seats.iter().filter(|(_, seat)| seat.lost.is_none());

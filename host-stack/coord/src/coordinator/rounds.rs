@@ -1,7 +1,8 @@
 //! A round, from its order to its end. The only place that decides whether it is one.
 //!
 //! What must stay true: the coordinator has the round's directory renamed when every member has written and synced, and
-//! not before. Any death before the rename undoes the round, and none after it does.
+//! not before. Any death before the rename undoes the round, and none after it does. The same is true of a move, which is
+//! written down when everybody is connected with the tree where it is to go on.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use super::{
     round::{At, Round, Seat},
 };
 use crate::{
-    message::{NOTE_MAX, Outcome, REPORT_MAX},
-    phase::{Order, Phase, Step},
+    message::{NOTE_MAX, Outcome, REPORT_MAX, is_name},
+    phase::{Kind, Moves, Order, Phase, Step},
 };
 
 impl Machine {
@@ -24,12 +25,35 @@ impl Machine {
                 super::invalid(format!("a note of more than {NOTE_MAX} bytes"))
             }
             None if self.members.is_empty() => CallError::Nobody,
-            None => {
-                self.begin(at, order);
-                return None;
-            }
+            None => match self.check_move(&order) {
+                Ok(()) => {
+                    self.begin(at, order);
+                    return None;
+                }
+                Err(error) => error,
+            },
         };
         Some(Err(error))
+    }
+
+    fn check_move(&self, order: &Order) -> Result<(), CallError> {
+        let Some(Moves { member, heir }) = &order.moves else {
+            return match order.kind {
+                Kind::Move => Err(super::invalid("a move of nobody")),
+                _ => Ok(()),
+            };
+        };
+        match () {
+            () if order.kind != Kind::Move => Err(super::invalid("a move in another round")),
+            () if !is_name(heir) => Err(super::invalid(format!("an heir named {heir:?}"))),
+            () if self.members.contains_key(heir) => Err(super::invalid(format!(
+                "there is a member {heir:?} already"
+            ))),
+            () if !self.full_members().any(|name| name == member) => {
+                Err(super::invalid(format!("the job has no member {member:?}")))
+            }
+            () => Ok(()),
+        }
     }
 
     fn begin(&mut self, at: CallId, order: Order) {
@@ -115,14 +139,15 @@ impl Machine {
             return;
         };
         let (number, phase) = (round.number, round.phase());
+        // That is what it was told to do.
+        let ends = phase == Some(Phase::End) || round.is_decided && round.heir() == Some(member);
         let Some(seat) = round.seats.get_mut(member) else {
             return;
         };
         if seat.lost.is_some() {
             return;
         }
-        // That is what it was told to do.
-        if phase == Some(Phase::End) {
+        if ends {
             seat.is_done = true;
             return;
         }
@@ -211,18 +236,44 @@ impl Machine {
     }
 
     fn seat_all(&mut self) {
-        let seat = |name: &String| {
-            let seat = Seat {
-                is_done: false,
-                lost: None,
-                report: String::new(),
-            };
-            (name.clone(), seat)
-        };
-        let seats = self.members.keys().map(seat).collect();
+        let all = self.full_members();
+        let seats = all.map(|name| (name.clone(), Seat::default())).collect();
         if let Some(round) = &mut self.round {
             round.seats = seats;
         }
+    }
+
+    /// Whoever goes on with the tree of another takes part from now on.
+    fn seat_heir(&mut self) {
+        let Some(round) = &mut self.round else {
+            return;
+        };
+        let Some(heir) = round.heir().map(str::to_owned) else {
+            return;
+        };
+        let number = round.number;
+        round.seats.insert(heir.clone(), Seat::default());
+        let entry = self.members.get(&heir);
+        if entry.and_then(super::Entry::connection).is_none() {
+            self.seat_lost(&heir, "it has not come");
+            self.fail_round(number, format!("{heir} has not come"));
+        }
+    }
+
+    /// A move is decided: the heir has the member's name, and the member, until it is gone, has that of the heir.
+    fn take_over(&mut self) {
+        let Some(round) = &mut self.round else {
+            return;
+        };
+        let Some(Moves { member, heir }) = round.order.moves.clone() else {
+            return;
+        };
+        let seats = (round.seats.remove(&member), round.seats.remove(&heir));
+        round.seats.extend(seats.0.map(|seat| (heir.clone(), seat)));
+        round
+            .seats
+            .extend(seats.1.map(|seat| (member.clone(), seat)));
+        self.exchange_names(&member, &heir);
     }
 
     fn enter(&mut self, index: usize) {
@@ -231,6 +282,12 @@ impl Machine {
         };
         round.end_step(self.now);
         round.at = At::Step(index);
+        if round.phase() == Some(Phase::Connect) {
+            self.seat_heir();
+        }
+        let Some(round) = &mut self.round else {
+            return;
+        };
         match round.step() {
             Some(Step::Do(phase)) => {
                 round.deadline_ns = Some(later(self.now, round.order.phase_ms));
@@ -247,7 +304,7 @@ impl Machine {
                 let reports = reports.map(|(name, seat)| (name.clone(), seat.report.clone()));
                 let commit = Output::Commit {
                     round: round.number,
-                    note: round.order.note.clone(),
+                    order: round.order.clone(),
                     reports: reports.collect(),
                 };
                 self.out.push(commit);
@@ -269,9 +326,10 @@ impl Machine {
         match result {
             Ok(()) => {
                 round.is_decided = true;
+                self.take_over();
                 self.enter(next);
             }
-            Err(why) => self.undo(format!("the manifest could not be written: {why}")),
+            Err(why) => self.undo(format!("it could not be written down: {why}")),
         }
     }
 

@@ -206,12 +206,34 @@ impl Member {
         name: &str,
         patience: Duration,
     ) -> Result<Self, ConnectError> {
+        Self::come(locator, job, token, (name, false), patience)
+    }
+
+    /// Comes to a job as one to whom a member's tree is to move.
+    pub fn inherit(
+        locator: Locator,
+        job: &str,
+        token: Token,
+        name: &str,
+        patience: Duration,
+    ) -> Result<Self, ConnectError> {
+        Self::come(locator, job, token, (name, true), patience)
+    }
+
+    fn come(
+        locator: Locator,
+        job: &str,
+        token: Token,
+        (name, is_heir): (&str, bool),
+        patience: Duration,
+    ) -> Result<Self, ConnectError> {
         let config = Config {
             job: job.into(),
             token,
             role: Role::Member {
                 name: name.into(),
                 incarnation: u64::from_le_bytes(random()?),
+                is_heir,
             },
             is_persistent: true,
         };
@@ -329,6 +351,11 @@ impl Member {
             .gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A move is decided, and this member has the name of its heir, or of whose heir it was.
+    pub fn rename(&self, name: &str) {
+        self.link.command(Command::Rename(name.into()));
     }
 
     /// The member goes for good: it does not count as missing.

@@ -22,6 +22,7 @@ use crate::{
     Ns,
     coordinator::{Config, ConnectionId, Input, Machine, Output, PEERS_MAX, STRANGERS_MAX},
     message::{MESSAGE_MAX, STRANGER_MAX, ToMember},
+    phase::Order,
 };
 
 /// Most connections: more than the machine takes, so that it can say no.
@@ -37,11 +38,11 @@ pub trait Keeper: Send + Sync {
 
     /// All members have written, and it is on the disk: makes that a checkpoint, at once and for
     /// good. When it fails, there is none, and members remove what they have written: on an error
-    /// after the rename, the name has to go again.
+    /// after the rename, the name has to go again. Of a move, that it is decided is to be found by its members.
     fn commit(
         &self,
         round: u64,
-        note: &[u8],
+        order: &Order,
         reports: &BTreeMap<String, String>,
     ) -> Result<(), String>;
 }
@@ -318,17 +319,17 @@ impl Server {
             }
             Output::Commit {
                 round,
-                note,
+                order,
                 reports,
-            } => self.commit(round, note, reports),
+            } => self.commit(round, order, reports),
         }
     }
 
-    fn commit(&self, round: u64, note: Vec<u8>, reports: BTreeMap<String, String>) {
+    fn commit(&self, round: u64, order: Order, reports: BTreeMap<String, String>) {
         let (keeper, commits) = (self.keeper.clone(), self.commits.clone());
         let waker = self.waker.try_clone();
         let commit = move || {
-            let result = keeper.commit(round, &note, &reports);
+            let result = keeper.commit(round, &order, &reports);
             // Nobody hears: the coordinator has been stopped.
             let _ = commits.send(Input::Committed { round, result });
             if let Ok(mut waker) = waker {

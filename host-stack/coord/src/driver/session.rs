@@ -46,6 +46,7 @@ pub(super) enum Command {
         phase: Phase,
         result: Result<String, String>,
     },
+    Rename(String),
     Leave,
 }
 
@@ -158,6 +159,7 @@ impl Session {
                 phase,
                 result,
             }),
+            Command::Rename(name) => self.handle(Input::Renamed { name }),
             Command::Leave => self.handle(Input::Leave),
         }
     }

@@ -51,6 +51,11 @@ pub enum Input {
         /// How; why not.
         result: Result<String, String>,
     },
+    /// A move is decided: the heir has the member's name, and the member that of its heir.
+    Renamed {
+        /// The name.
+        name: String,
+    },
     /// The member goes for good.
     Leave,
     /// Time has passed: [`super::Machine::deadline`].

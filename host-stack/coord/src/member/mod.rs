@@ -135,6 +135,7 @@ impl Machine {
                 phase,
                 result,
             } => self.done(round, phase, result),
+            Input::Renamed { name } => self.renamed(name),
             Input::Leave => self.leave(),
             Input::Tick => {}
         }
@@ -338,7 +339,7 @@ impl Machine {
 
     fn begin(&mut self, round: u64, phase: Phase, order: Order) -> bool {
         let is_due = match &self.current {
-            None => phase == order.kind.first(),
+            None => order.begins(self.name(), phase),
             Some(current) => {
                 let next = current.order.kind.after(current.phase);
                 current.is_done && current.round == round && next == Some(phase)
@@ -432,6 +433,25 @@ impl Machine {
                 phase,
                 result,
             });
+        }
+    }
+
+    fn name(&self) -> &str {
+        match &self.config.role {
+            Role::Member { name, .. } => name,
+            Role::Control => "",
+        }
+    }
+
+    /// A coordinator that has decided it has done the same. Any other knows the member by the name that it had: it comes
+    /// again, and does not say that the one of that name leaves, who may be somebody else by now.
+    fn renamed(&mut self, new: String) {
+        if let Role::Member { name, is_heir, .. } = &mut self.config.role {
+            (*name, *is_heir) = (new, !*is_heir);
+        }
+        let is_known = self.current.as_ref().is_some_and(Current::is_decided);
+        if !is_known && !matches!(self.state, State::Apart { .. } | State::Over) {
+            self.hang_up("it has another name");
         }
     }
 

@@ -17,6 +17,9 @@
 //!
 //! What plugins ask each other goes to a board: that of the tree ([`Board`]), or that of the coordinator.
 //!
+//! In a move, the plugins of a tree that stays pass the phases of a restart where they are, if they follow moves, and are
+//! told to go when it is decided; all others of it, and all of it if it is undone, resume.
+//!
 //! What must stay true: whoever has been told to quiesce is told to resume sooner or later, also after its own lateness
 //! and after any failure, unless its process ends; a phase is passed only when everybody who is connected has passed it;
 //! no plugin waits for an answer in a round that has failed.
@@ -34,7 +37,7 @@ use snaprig_ckpt_plugin::{
         Answer, BATCH_BYTES, ENTRY_BYTES, Entry, KEY_MAX, NAME_MAX, OWNS_MAX, Question, REASON_MAX,
         ToPlugin, ToSupervisor, VALUE_MAX, VERSION,
     },
-    phase::Phase,
+    phase::{Part, Phase},
 };
 
 use self::participant::{Participant, State};
@@ -115,6 +118,7 @@ pub struct Machine {
     published: BTreeMap<Vec<u8>, Connection>,
     /// In all of a job, by name; none: those of this tree are all.
     counted: Option<BTreeMap<String, u32>>,
+    part: Part,
     outputs: VecDeque<Output>,
 }
 
@@ -130,6 +134,7 @@ impl Default for Machine {
             last_question: 0,
             published: BTreeMap::new(),
             counted: None,
+            part: Part::All,
             outputs: VecDeque::new(),
         }
     }
@@ -188,6 +193,11 @@ impl Machine {
     /// How many there are in all trees of a job, by name, for this round.
     pub fn count_all(&mut self, counted: BTreeMap<String, u32>) {
         self.counted = Some(counted);
+    }
+
+    /// What the round is for this tree.
+    pub fn take_part(&mut self, part: Part) {
+        self.part = part;
     }
 
     /// What belongs to plugins, process by process.
@@ -249,6 +259,7 @@ impl Machine {
         self.questions.retain(|_, whose| *whose != connection);
         if let Round::Towards { phase, .. } = self.round
             && Phase::RESTART.contains(&phase)
+            && self.part != Part::Stays
         {
             self.fail(plugin.refusal("its process has ended, or has closed its connection"));
         }
@@ -458,14 +469,15 @@ impl Machine {
                 }
             }
             Round::Releasing(phase) => {
-                self.start(now, &[], |plugin| plugin.next_released(phase));
+                let part = self.part;
+                self.start(now, &[], |plugin| plugin.next_released(phase, part));
                 let is_over = |plugin: &Participant| {
-                    !plugin.is_busy() && plugin.next_released(phase).is_none()
+                    !plugin.is_busy() && plugin.next_released(phase, part).is_none()
                 };
                 if !self.plugins.values().all(is_over) {
                     return;
                 }
-                self.round = Round::None;
+                (self.round, self.part) = (Round::None, Part::All);
                 if let Some((phase, directory)) = self.next.take() {
                     self.towards(phase, &directory, now);
                 }
@@ -489,7 +501,7 @@ impl Machine {
     fn start(&mut self, now: Ns, directory: &[u8], next: impl Fn(&Participant) -> Option<Phase>) {
         for plugin in self.plugins.values_mut() {
             while let Some(phase) = next(plugin)
-                && plugin.passes_over(phase)
+                && plugin.passes_over(phase, self.part)
             {
                 plugin.state = State::after(phase);
             }
@@ -520,6 +532,7 @@ impl Machine {
                 phase,
                 directory: directory.to_vec(),
                 participants: counts.get(&registered.name).copied().unwrap_or(1),
+                part: self.part,
             };
             plugin.state = State::Busy {
                 phase,

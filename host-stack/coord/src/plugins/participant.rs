@@ -4,7 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use snaprig_ckpt_plugin::{
     message::{Descriptor, Registered},
-    phase::{Phase, Phases},
+    phase::{Part, Phase, Phases},
 };
 
 use crate::Ns;
@@ -116,19 +116,21 @@ impl Participant {
     }
 
     /// Whether it has nothing to do in a phase.
-    pub fn passes_over(&self, phase: Phase) -> bool {
-        !self.phases().has(phase)
+    pub fn passes_over(&self, phase: Phase, part: Part) -> bool {
+        let is_other = part == Part::Stays && Phase::RESTART.contains(&phase) && !self.follows();
+        is_other || !self.phases().has(phase)
+    }
+
+    fn follows(&self) -> bool {
+        let registered = self.registered.as_ref();
+        registered.is_some_and(|registered| registered.follows_moves)
     }
 
     /// The phase after the one that it has passed, on the way to `target`.
     pub fn next_towards(&self, target: Phase) -> Option<Phase> {
-        let is_restart = Phase::RESTART.contains(&target);
-        let phases = match is_restart {
-            true => Phase::RESTART,
-            false => Phase::CHECKPOINT,
-        };
+        let phases = Phase::CHECKPOINT.into_iter().chain(Phase::RESTART);
         let next = |passed: Option<Phase>| {
-            let mut left = phases.into_iter();
+            let mut left = phases.clone();
             left.find(|phase| passed.is_none_or(|passed| *phase > passed) && *phase <= target)
         };
         match self.state {
@@ -139,15 +141,20 @@ impl Participant {
     }
 
     /// What it is told when a round is over.
-    pub fn next_released(&self, phase: Phase) -> Option<Phase> {
-        matches!(self.state, State::Passed(_)).then_some(phase)
+    pub fn next_released(&self, phase: Phase, part: Part) -> Option<Phase> {
+        let State::Passed(passed) = self.state else {
+            return None;
+        };
+        // Who has not made anew what it had has it still.
+        let is_as_before = part == Part::Stays && (passed < Phase::Refill || !self.follows());
+        Some(if is_as_before { Phase::Resume } else { phase })
     }
 
     /// Where it is if it refuses in this phase: it has undone what it did in it, and what it did before is undone when it
     /// is told to resume.
     pub fn before(&self, phase: Phase) -> State {
         let mut earlier = Phase::CHECKPOINT.into_iter().filter(|one| *one < phase);
-        let done = earlier.rfind(|one| !self.passes_over(*one));
+        let done = earlier.rfind(|one| !self.passes_over(*one, Part::All));
         done.map_or(State::Idle, State::Passed)
     }
 

@@ -26,6 +26,7 @@ struct World {
     waiting: BTreeMap<Connection, bool>,
     log: Vec<String>,
     answers: Vec<(Connection, Result<Answer, String>)>,
+    follow: bool,
 }
 
 impl World {
@@ -39,6 +40,7 @@ impl World {
             waiting: BTreeMap::new(),
             log: Vec::new(),
             answers: Vec::new(),
+            follow: false,
         }
     }
 
@@ -62,6 +64,7 @@ impl World {
             order,
             patience_ms: 1000,
             phases: phases.with(Phase::Resume).with(Phase::Go),
+            follows_moves: self.follow,
             passed: None,
         };
         self.hear(
@@ -192,6 +195,52 @@ fn equal_order_values_work_at_the_same_time_and_others_one_after_another() {
     world.answer_all();
     assert_eq!(world.log(), ["resume 3"]);
     assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
+fn of_a_tree_that_stays_while_others_move_who_follows_does_so_and_the_others_resume() {
+    let mut world = World::new();
+    world.connect(0);
+    world.follow = true;
+    world.connect(0);
+    world.machine.take_part(Part::Stays);
+    world.towards(Phase::Exchange);
+    world.answer_all();
+    let log = world.log();
+    assert_eq!(log[log.len() - 3..], ["save 2", "rebuild 2", "exchange 2"]);
+    // Who comes now has all of it before it, and who goes is not missed.
+    world.connect(0);
+    world.connect(0);
+    world.answer_all();
+    world.die(4);
+    assert_eq!(world.machine.progress(), Progress::Done);
+    world.towards(Phase::Refill);
+    world.answer_all();
+    world.log();
+    world.release(Phase::Go);
+    world.answer_all();
+    assert_eq!(world.log(), ["resume 1", "go 2", "go 3"]);
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
+fn what_was_made_for_others_that_do_not_move_after_all_is_undone() {
+    let mut world = World::new();
+    world.follow = true;
+    world.connect(0);
+    world.machine.take_part(Part::Stays);
+    world.towards(Phase::Rebuild);
+    world.answer_all();
+    world.log();
+    world.release(Phase::Resume);
+    world.answer_all();
+    assert_eq!(world.log(), ["resume 1"]);
+    // The next round is one like any other.
+    world.towards(Phase::Save);
+    world.answer_all();
+    world.release(Phase::Resume);
+    world.answer_all();
+    assert_eq!(world.log(), ["quiesce 1", "drain 1", "save 1", "resume 1"]);
 }
 
 #[test]

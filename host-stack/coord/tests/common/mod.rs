@@ -15,7 +15,7 @@ use snaprig_coord::{
     driver::{Control, Coordinator, Keeper, Locator, Member},
     job::JobDir,
     member::Event,
-    phase::Phase,
+    phase::{Order, Phase},
 };
 use snaprig_peers::{Address, Listener, Token};
 
@@ -150,7 +150,7 @@ impl Keeper for Disk {
     fn commit(
         &self,
         round: u64,
-        _: &[u8],
+        _: &Order,
         reports: &BTreeMap<String, String>,
     ) -> Result<(), String> {
         let committed = self.checkpoints.commit(round, reports);

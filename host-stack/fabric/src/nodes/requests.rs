@@ -7,11 +7,14 @@
 //!      '----------- NAME.status <-----------+  when the words have come to their end
 //! ```
 //!
+//! The same way, whoever has a member of the job go on at another node asks for that (`NAME.move`), and is told once it does.
+//!
 //! Files, and nobody who is connected to anybody: so whoever waits can be checkpointed, and waits on when he is restarted.
 
 use std::{
     ffi::{OsStr, OsString},
-    fs, io,
+    fs::{self, File, TryLockError},
+    io,
     os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
     thread,
@@ -21,23 +24,38 @@ use std::{
 /// What names the directory of requests in the environment of launchers.
 pub const REQUESTS_ENV: &str = "SNAPRIG_NODES_REQUESTS";
 
+/// That directory, in a job's.
+pub const REQUESTS: &str = "nodes";
+
 /// How often files are looked for.
 pub const LOOK_EVERY: Duration = Duration::from_millis(10);
 const REQUEST: &str = "request";
+const MOVE: &str = "move";
+/// Locked by whoever keeps the nodes.
+const KEEPER: &str = "keeper";
 const STATUS: &str = "status";
 
-/// Words for a shell on a node.
+/// What is wanted on a node.
 #[derive(Debug)]
 pub struct Request {
     /// The node's name.
     pub node: String,
-    /// The words.
-    pub words: OsString,
+    /// What.
+    pub what: Wanted,
     status: PathBuf,
 }
 
+/// What is wanted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// These words for a shell.
+    Words(OsString),
+    /// A member of the job, which goes on there.
+    Member(OsString),
+}
+
 /// Puts a file into its place, whole.
-fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     fs::write(&new, bytes)?;
     fs::rename(new, path)
@@ -45,16 +63,62 @@ fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// Asks for a program, and waits until it has ended: its exit status.
 pub fn ask(directory: &Path, node: &str, words: &OsStr) -> io::Result<i32> {
+    // Whoever keeps them may be another one by and by: a job is restarted with all of its members.
+    let status = asked(directory, (REQUEST, &|| Ok(())), node, words)?;
+    status.trim().parse().map_err(io::Error::other)
+}
+
+/// Asks for a member of the job to go on at a node, and waits until it does: what whoever goes on with it says of it; or, if
+/// it does not, an exit status. An error: nobody keeps the nodes.
+pub fn ask_to_move(directory: &Path, node: &str, member: &str) -> io::Result<String> {
+    let keeper = directory.join(KEEPER);
+    let is_kept = || match File::open(&keeper).map(|file| file.try_lock_shared()) {
+        Ok(Err(TryLockError::WouldBlock)) => Ok(()),
+        _ => Err(io::Error::other("the job's nodes are not there any more")),
+    };
+    asked(directory, (MOVE, &is_kept), node, OsStr::new(member))
+}
+
+/// Keeps nodes, as long as the result is there. An error: somebody does.
+pub fn keep(directory: &Path) -> io::Result<File> {
+    let keeper = File::create(directory.join(KEEPER))?;
+    match keeper.try_lock() {
+        Ok(()) => Ok(keeper),
+        Err(TryLockError::WouldBlock) => Err(io::Error::other("the job runs on nodes already")),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Forgets what was asked for before, and what came of that.
+pub fn forget(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.file_name() != Some(OsStr::new(KEEPER)) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+fn asked(
+    directory: &Path,
+    (kind, is_kept): (&str, &dyn Fn() -> io::Result<()>),
+    node: &str,
+    words: &OsStr,
+) -> io::Result<String> {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let time = since_1970.map_or(0, |time| time.as_nanos());
     let name = directory.join(format!("{}-{time}", std::process::id()));
     let status = name.with_extension(STATUS);
     let request = [node.as_bytes(), words.as_bytes()].join(&b'\n');
-    put(&name.with_extension(REQUEST), &request)?;
+    put(&name.with_extension(kind), &request)?;
     loop {
         match fs::read_to_string(&status) {
-            Ok(text) => return text.trim().parse().map_err(io::Error::other),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => thread::sleep(LOOK_EVERY),
+            Ok(text) => return Ok(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                is_kept()?;
+                thread::sleep(LOOK_EVERY);
+            }
             Err(error) => return Err(error),
         }
     }
@@ -65,9 +129,11 @@ pub fn take(directory: &Path) -> io::Result<Vec<Request>> {
     let mut taken = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if path.extension() != Some(OsStr::new(REQUEST)) {
-            continue;
-        }
+        let wanted = match path.extension().and_then(OsStr::to_str) {
+            Some(REQUEST) => Wanted::Words,
+            Some(MOVE) => Wanted::Member,
+            _ => continue,
+        };
         let bytes = fs::read(&path)?;
         fs::remove_file(&path)?;
         let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
@@ -76,7 +142,7 @@ pub fn take(directory: &Path) -> io::Result<Vec<Request>> {
         let status = path.with_extension(STATUS);
         taken.push(Request {
             node,
-            words,
+            what: wanted(words),
             status,
         });
     }
@@ -92,12 +158,17 @@ pub fn quoted(word: &OsStr) -> OsString {
 }
 
 impl Request {
-    /// The words, and behind them those that say how they have ended, whoever runs them.
-    pub fn script(&self) -> OsString {
+    /// Where whoever has asked looks for what is said to that.
+    pub fn answer(&self) -> &Path {
+        &self.status
+    }
+
+    /// Words, and behind them those that say how they have ended, whoever runs them.
+    pub fn script(&self, words: &OsStr) -> OsString {
         let status = quoted(self.status.as_os_str());
         let new = quoted(self.status.with_extension("new").as_os_str());
         let mut script = OsString::from("(");
-        script.push(&self.words);
+        script.push(words);
         script.push("); echo $? > ");
         script.push(&new);
         script.push("; mv ");
@@ -107,9 +178,14 @@ impl Request {
         script
     }
 
+    /// Whether whoever has asked has been told something.
+    pub fn is_answered(&self) -> bool {
+        self.status.exists()
+    }
+
     /// It could not be run, or was ended: nobody waits on.
     pub fn has_ended(&self, status: i32) -> io::Result<()> {
-        match self.status.exists() {
+        match self.is_answered() {
             true => Ok(()),
             false => put(&self.status, status.to_string().as_bytes()),
         }
@@ -134,7 +210,10 @@ mod tests {
             thread::yield_now();
         };
         assert_eq!(request.node, "node2");
-        let script = request.script();
+        let Wanted::Words(words) = &request.what else {
+            panic!("{request:?}");
+        };
+        let script = request.script(words);
         let run = Command::new("sh").arg("-c").arg(script).status().unwrap();
         assert!(run.success());
         request.has_ended(1).unwrap();

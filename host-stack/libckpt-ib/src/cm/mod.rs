@@ -134,6 +134,11 @@ pub struct Manager {
 static CHANNELS: Descriptors = Descriptors::new();
 
 impl Manager {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
     fn real_id(&self, id: u32) -> u32 {
         self.ids.get(&id).map_or(id, |id| id.real)
     }

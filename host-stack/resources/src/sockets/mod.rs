@@ -4,6 +4,7 @@
 //! |---|---|
 //! | Unix sockets, TCP, UDP, netlink; options, groups, what has not been read, files on their way | saved |
 //! | connections between trees of a job | saved ([`remote`]) |
+//! | all of a tree that goes on elsewhere on this machine, as one of its job | they go along |
 //! | connections to processes outside | refused (`outside`; in a job, [`remote::outside_peers`]) |
 //! | other protocols, TLS in the kernel, MPTCP connections | refused |
 
@@ -21,7 +22,7 @@ mod save;
 mod socket;
 pub mod state;
 
-use std::os::unix::fs::FileTypeExt;
+use std::os::{fd::BorrowedFd, unix::fs::FileTypeExt};
 
 pub use self::{
     diag::unix_sockets,
@@ -33,7 +34,7 @@ use crate::{
     error::Result,
     event::Reporter,
     opened::Opened,
-    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
+    resource::{FoundFile, Purpose, Resource, Saved, Stopped, TreeContext},
     state::{Kind, Message, OpenFile, Tree},
 };
 
@@ -57,6 +58,8 @@ pub struct Sockets {
     saving: save::Sockets,
     /// Ends of restored connections that nobody has any more, until those that are left have what was on its way.
     lost: restore::Lost,
+    /// They have come along, with what is in them.
+    are_carried: bool,
 }
 
 impl Sockets {
@@ -102,8 +105,16 @@ impl Resource for Sockets {
         }
     }
 
-    fn join(&mut self, tree: &mut Tree, _: &mut Stopped<'_>) -> Result<()> {
-        self.saving.join(&mut tree.files)
+    fn join(&mut self, tree: &mut Tree, stopped: &mut Stopped<'_>) -> Result<()> {
+        match stopped.purpose {
+            // All that there is to know of them goes along.
+            Purpose::MovingWithSockets => Ok(()),
+            _ => self.saving.join(&mut tree.files),
+        }
+    }
+
+    fn carried(&self, open: &[OpenFile]) -> Vec<(u64, BorrowedFd<'_>)> {
+        self.saving.copies(open)
     }
 
     fn alone(&mut self) -> Result<()> {
@@ -119,12 +130,19 @@ impl Resource for Sockets {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, board: Option<&Board<'_>>) -> Result<()> {
+        if let Some(carried) = opened.carried.take() {
+            self.are_carried = true;
+            return restore::take_over(tree, opened, carried);
+        }
         self.lost = restore::open(tree, opened, board, &self.reporter)?;
         Ok(())
     }
 
     fn refill(&mut self, tree: &Tree, opened: &Opened, board: Option<&Board<'_>>) -> Result<()> {
-        refill::refill(tree, opened, std::mem::take(&mut self.lost), board)
+        match self.are_carried {
+            true => Ok(()),
+            false => refill::refill(tree, opened, std::mem::take(&mut self.lost), board),
+        }
     }
 }
 

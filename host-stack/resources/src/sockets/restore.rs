@@ -23,7 +23,7 @@ use crate::{
     calls,
     error::{Error, Result},
     event::Reporter,
-    opened::{Opened, damaged, set_flags},
+    opened::{Carried, Opened, damaged, set_flags},
     state::{Kind, Socket, Stage, Tree},
 };
 
@@ -96,6 +96,16 @@ pub fn open(
         opened.files[number] = opened.keep(fd)?;
     }
     Ok(lost)
+}
+
+/// Sockets that have come along are those of the tree.
+pub fn take_over(tree: &Tree, opened: &mut Opened, mut carried: Carried) -> Result<()> {
+    for (number, socket) in sockets(tree) {
+        let fd = carried.remove(&socket.inode);
+        let fd = fd.ok_or_else(|| damaged("a socket that has not come along"))?;
+        opened.files[number] = opened.keep(fd)?;
+    }
+    Ok(())
 }
 
 pub fn sockets(tree: &Tree) -> impl Iterator<Item = (usize, &Socket)> {

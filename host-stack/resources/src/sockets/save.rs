@@ -8,7 +8,7 @@ use std::{
     mem::size_of,
     net::{SocketAddr, UdpSocket},
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::{ffi::OsStrExt, fs::MetadataExt},
     },
 };
@@ -138,6 +138,18 @@ impl Sockets {
             }
         }
         Ok(())
+    }
+
+    /// All of them, by inode.
+    pub fn copies(&self, open: &[OpenFile]) -> Vec<(u64, BorrowedFd<'_>)> {
+        let inode = |file: u32| match &open[file as usize].kind {
+            Kind::Socket(socket) => Some(socket.inode),
+            _ => None,
+        };
+        let copies = self.met.iter();
+        copies
+            .filter_map(|met| Some((inode(met.file)?, met.copy.as_fd())))
+            .collect()
     }
 
     /// Before a tree ends whose image is complete: its connections leave nothing behind that keeps their addresses

@@ -162,6 +162,16 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
             println!("{dumped:?}");
             Ok(0)
         }
+        Some("move") => {
+            let job = Job::open(directory)?.told_to(&reporter());
+            let member = rest
+                .first()
+                .and_then(|name| name.to_str())
+                .unwrap_or_default();
+            snaprig_supervisor::inherit(&job, member, PATIENCE, |moved| {
+                println!("{} has moved", moved.member);
+            })
+        }
         Some("restart-job") => {
             let only = rest.first().and_then(|name| name.to_str());
             let round = number("ROUND").map(|round| round as u64);

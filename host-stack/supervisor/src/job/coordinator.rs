@@ -21,12 +21,16 @@ use snaprig_coord::{
     coordinator::Config,
     driver::{self, ConnectError, Control, Coordinator},
     job::{JobDir, JobError},
+    phase::{Kind, Order},
 };
 use snaprig_peers::{Address, Listener};
 use snaprig_resources::error::{Error, Result};
 
 use super::{Job, Report, due, input, none};
-use crate::signals::Signals;
+use crate::{
+    moving::{self, decision::Decision},
+    signals::Signals,
+};
 
 /// How long one that was started may take until it answers.
 const STARTING: Duration = Duration::from_secs(10);
@@ -47,9 +51,15 @@ impl driver::Keeper for Keeper {
     fn commit(
         &self,
         round: u64,
-        _: &[u8],
+        order: &Order,
         reports: &BTreeMap<String, String>,
     ) -> Result<(), String> {
+        if order.kind == Kind::Move {
+            let note = moving::Note::of(order).map_err(|error| chain(&error))?;
+            let decided = Decision::of(&self.store, &note.decision);
+            let decided = decided.and_then(|decision| decision.decide());
+            return decided.map_err(|error| chain(&error));
+        }
         let (mut members, mut parent) = (Vec::new(), None);
         for (name, report) in reports {
             let report: Report =

@@ -48,7 +48,8 @@ pub use self::{
     coordinator::{coordinate, ensure},
     how::{Note, Report, Settings},
     order::{
-        JobDump, JobDumped, JobMember, JobStatus, NOT_NOW, conduct, dump_job, forget, job_status,
+        JobDump, JobDumped, JobMember, JobStatus, Moved, NOT_NOW, conduct, dump_job, forget,
+        job_status, move_member,
     },
 };
 use snaprig_resources::error::{Error, Result};
@@ -132,6 +133,13 @@ impl Job {
         let (job, token) = (self.directory.name(), self.directory.token()?);
         let locator = Locator::Job(self.directory.clone());
         Ok(Member::connect(locator, job, token, name, JOINING)?)
+    }
+
+    /// Comes as one to whom a member's tree is to move.
+    pub fn inherit(&self, name: &str) -> Result<Member> {
+        let (job, token) = (self.directory.name(), self.directory.token()?);
+        let locator = Locator::Job(self.directory.clone());
+        Ok(Member::inherit(locator, job, token, name, JOINING)?)
     }
 
     /// Connects to its coordinator, as one who orders and asks.

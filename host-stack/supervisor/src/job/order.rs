@@ -11,7 +11,7 @@ use snaprig_ckpt_image::store::Checkpoint;
 use snaprig_coord::{
     driver::Control,
     message::{CallError, MemberStatus, Outcome, RoundStatus, Summary},
-    phase::{Kind, Order},
+    phase::{Kind, Moves, Order},
 };
 use snaprig_resources::error::{Error, Result};
 use snaprig_resources::event::Event;
@@ -20,6 +20,7 @@ use super::{Job, Note, ensure, none};
 use crate::{
     checkpoint::Mode,
     control::{Reply, Request, Running, ask},
+    moving,
 };
 
 /// How long each phase of a round may take, if nobody says otherwise.
@@ -90,6 +91,25 @@ pub struct JobStatus {
     pub last: Option<u64>,
 }
 
+/// A member has moved.
+#[derive(Clone, Debug)]
+pub struct Moved {
+    /// The member.
+    pub member: String,
+    /// How long each step of the round took, in nanoseconds.
+    pub steps: Vec<(String, u64)>,
+    /// How long it took in all.
+    pub took: Duration,
+}
+
+impl Moved {
+    /// How long the member ran nowhere.
+    pub fn pause(&self) -> Duration {
+        let standing = self.steps.iter().skip_while(|(step, _)| step != "stop");
+        Duration::from_nanos(standing.map(|(_, ns)| ns).sum())
+    }
+}
+
 /// A member of a job.
 #[derive(Clone, Debug, Serialize)]
 pub struct JobMember {
@@ -141,6 +161,49 @@ pub fn dump(job: &Job, control: &Control, wanted: &JobDump, begun: Instant) -> R
     ))
 }
 
+/// Has a member's tree go on at its heir, which waits for it.
+pub fn move_member(
+    job: &Job,
+    moves: &Moves,
+    note: &moving::Note,
+    patience: Duration,
+) -> Result<Moved> {
+    let (control, begun) = (job.control()?, Instant::now());
+    for _ in 0..TRIES_MAX {
+        let order = Order {
+            note: note.encode(),
+            moves: Some(moves.clone()),
+            ..Order::new(Kind::Move)
+        };
+        let summary = give(&control, order, patience)?;
+        let reason = match summary.outcome {
+            Outcome::Complete => {
+                return match summary.lost.into_iter().next() {
+                    None => Ok(Moved {
+                        member: moves.member.clone(),
+                        steps: summary.steps,
+                        took: begun.elapsed(),
+                    }),
+                    Some((member, why)) => Err(none(format!(
+                        "it has moved, but {member} does not go on: {why}"
+                    ))),
+                };
+            }
+            Outcome::Undone { reason } => reason,
+        };
+        if !reason.contains(NOT_NOW) {
+            return Err(none(format!(
+                "{} does not move, and the job runs on: {reason}",
+                moves.member
+            )));
+        }
+        thread::sleep(BETWEEN_TRIES);
+    }
+    Err(none(
+        "there was always something that cannot move for a moment; try again",
+    ))
+}
+
 /// Has a round begin when no other is under way, and waits for its end.
 fn ordered(
     control: &Control,
@@ -149,9 +212,16 @@ fn ordered(
     patience: Duration,
 ) -> Result<Summary, Error> {
     let order = Order {
-        phase_ms: patience.as_millis().min(u128::from(u32::MAX)) as u32,
         note,
         ..Order::new(kind)
+    };
+    give(control, order, patience)
+}
+
+fn give(control: &Control, order: Order, patience: Duration) -> Result<Summary, Error> {
+    let order = Order {
+        phase_ms: patience.as_millis().min(u128::from(u32::MAX)) as u32,
+        ..order
     };
     let begun = Instant::now();
     loop {

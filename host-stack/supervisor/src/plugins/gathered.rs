@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use snaprig_ckpt_plugin::phase::Phase;
 use snaprig_resources::{
-    error::{Error, Result},
+    error::Result,
     plugins::owned::{Owned, OwnedByPlugin},
 };
 
@@ -22,10 +22,9 @@ impl ReadyPlugins {
     /// Takes all plugins through the phases of a checkpoint whose files are in this directory; in a job, together with
     /// those of all other members. If one refuses, the others are told.
     pub fn of(plugins: &SharedPlugins, directory: &Path, job: Option<JobRound>) -> Result<Self> {
-        let directory = directory.canonicalize();
         let gathered = Self {
             plugins: Some(plugins.clone()),
-            directory: directory.map_err(|source| Error::io("the round's directory", source))?,
+            directory: super::canonical(directory)?,
         };
         plugins.borrow_mut().gather(&gathered.directory, job)?;
         Ok(gathered)

@@ -6,6 +6,7 @@
 //!             --> what belongs to plugins is left out of the image --> the tree goes on --> resume
 //! restart:    plugins' threads alone run --> rebuild, exchange, refill --> the tree runs --> go
 //! ```
+//! In a move of a job's member, the plugins of all others pass rebuild, exchange and refill where they are.
 //! In a job, each phase ends at a barrier of its round: no tree's plugins are in a phase before those of all others have
 //! passed the one before.
 //!
@@ -35,7 +36,7 @@ use rustix::{
 };
 use snaprig_ckpt_plugin::{
     message::{Answer, MESSAGE_MAX, SOCKET, ToPlugin, decode, encode},
-    phase::Phase,
+    phase::{Part, Phase},
 };
 use snaprig_coord::{
     Ns,
@@ -64,6 +65,9 @@ const ANSWERS: u64 = u64::MAX;
 const VALUE_MAX: usize = MESSAGE_MAX - 16;
 /// How long a supervisor stands still at most until plugins have resumed; after that they do while it does other things.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
+
+/// Phases of a move that can be undone.
+const UNDECIDED: [Phase; 2] = [Phase::Rebuild, Phase::Exchange];
 
 /// A round of a job that plugins take part in.
 #[derive(Clone, Copy)]
@@ -150,29 +154,88 @@ impl Plugins {
         if channels.is_empty() && job.is_none() {
             return Ok(());
         }
+        let checkpoint = self.restore(channels, checkpoint, job)?;
+        self.pass_all(&Phase::RESTART, &checkpoint, job)
+    }
+
+    /// The same, of a tree that moves, up to where that is decided.
+    pub fn arrive(
+        &mut self,
+        channels: Vec<(pid_t, OwnedFd)>,
+        checkpoint: &Path,
+        job: JobRound,
+    ) -> Result<()> {
+        let checkpoint = self.restore(channels, checkpoint, Some(job))?;
+        self.machine.take_part(Part::Moves);
+        self.pass_all(&UNDECIDED, &checkpoint, Some(job))
+    }
+
+    /// What the next round is for this tree.
+    pub fn take_part(&mut self, part: Part) {
+        self.machine.take_part(part);
+    }
+
+    /// Of a tree that stays, what leads to those that move is made again, up to where that is decided.
+    pub fn connect(&mut self, checkpoint: &Path, job: JobRound) -> Result<()> {
+        self.pass_all(&UNDECIDED, &canonical(checkpoint)?, Some(job))
+    }
+
+    /// Those of a tree that leaves do nothing more, but others wait for it.
+    pub fn look_on(&mut self, job: JobRound) -> Result<()> {
+        let counted = relay::count_all(job.board, job.member, &BTreeMap::new())?;
+        if counted.is_empty() {
+            return Ok(());
+        }
+        UNDECIDED
+            .into_iter()
+            .try_for_each(|phase| meet(phase, Some(job)))
+    }
+
+    /// It is decided that a tree moves. Nobody waits for anybody any more.
+    pub fn refill(&mut self, checkpoint: &Path) -> Result<()> {
+        self.pass_to(Phase::Refill, &canonical(checkpoint)?, None)
+    }
+
+    /// Takes those of a restarted tree to where they were saved.
+    fn restore(
+        &mut self,
+        channels: Vec<(pid_t, OwnedFd)>,
+        checkpoint: &Path,
+        job: Option<JobRound>,
+    ) -> Result<PathBuf> {
         for (pid, channel) in channels {
             self.add(channel, pid)?;
         }
-        let checkpoint = checkpoint.canonicalize();
-        let checkpoint = checkpoint.map_err(|source| Error::io("the checkpoint", source))?;
+        let checkpoint = canonical(checkpoint)?;
         let socket = self.path.as_os_str().as_bytes();
         self.machine.restarted(socket, ns(self.start));
         // They are where they were saved, when all have said what they are.
-        let failed = |plugins: &mut Self, phase, job: Option<JobRound>| {
-            plugins.pass(phase, &checkpoint, job).map_err(|refusal| {
-                let what = format!("process {}, {}", refusal.pid, refusal.what);
-                Error::Missing { what }
-            })
-        };
-        failed(self, Phase::Save, job)?;
+        self.pass_to(Phase::Save, &checkpoint, job)?;
+        Ok(checkpoint)
+    }
+
+    /// Takes all through these phases; in a job, together with those of all others.
+    fn pass_all(
+        &mut self,
+        phases: &[Phase],
+        checkpoint: &Path,
+        job: Option<JobRound>,
+    ) -> Result<()> {
         let is_needed = self.count(job)?;
-        for phase in Phase::RESTART {
-            failed(self, phase, job)?;
+        for phase in phases {
+            self.pass_to(*phase, checkpoint, job)?;
             if is_needed {
-                meet(phase, job)?;
+                meet(*phase, job)?;
             }
         }
         Ok(())
+    }
+
+    fn pass_to(&mut self, phase: Phase, checkpoint: &Path, job: Option<JobRound>) -> Result<()> {
+        self.pass(phase, checkpoint, job).map_err(|refusal| {
+            let what = format!("process {}, {}", refusal.pid, refusal.what);
+            Error::Missing { what }
+        })
     }
 
     /// The tree that [`Plugins::rebuild`] was for runs.
@@ -232,7 +295,8 @@ impl Plugins {
         Ok(is_needed)
     }
 
-    fn release(&mut self, phase: Phase) {
+    /// The round is over: all resume, or go.
+    pub fn release(&mut self, phase: Phase) {
         self.machine.release(phase, ns(self.start));
         self.relay.end();
         self.work(Some(Instant::now() + RELEASE_MAX), None);
@@ -408,6 +472,11 @@ impl Drop for Plugins {
 
 /// The plugins of a tree, for its supervisor and for a checkpoint that is under way.
 pub type SharedPlugins = Rc<RefCell<Plugins>>;
+
+fn canonical(checkpoint: &Path) -> Result<PathBuf> {
+    let path = checkpoint.canonicalize();
+    path.map_err(|source| Error::io("the checkpoint", source))
+}
 
 /// Waits until the plugins of all trees of the job have passed a phase.
 fn meet(phase: Phase, job: Option<JobRound>) -> Result<()> {

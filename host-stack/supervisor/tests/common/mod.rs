@@ -617,6 +617,20 @@ impl Trees {
         self.supervisors.push(supervisor);
     }
 
+    /// Has a member go on at another supervisor, which kills itself at a step.
+    pub fn begin_move(&mut self, member: &str, at: Option<&str>) {
+        self.start(&[], at, &["move", "job", member]);
+    }
+
+    /// The exit status of the one that was started last, when it has ended.
+    pub fn last_ended(&mut self) -> i32 {
+        let mut others = std::mem::take(&mut self.supervisors);
+        self.supervisors.extend(others.pop());
+        let status = self.ended()[0];
+        self.supervisors = others;
+        status
+    }
+
     /// A member that is connected to the test, until the test hangs up; and its name.
     pub fn meet_a_stranger(&mut self) -> (TcpStream, String) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

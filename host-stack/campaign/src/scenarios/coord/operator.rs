@@ -172,6 +172,7 @@ impl World {
             phase_ms: PHASE_MS,
             gather_ms: GATHER_MS,
             note: Vec::new(),
+            moves: None,
         };
         self.operator_call(Call::Order(order), Some(kind));
     }

@@ -161,6 +161,7 @@ impl World {
         let role = Role::Member {
             name: agent.to_string(),
             incarnation: self.random.number(),
+            is_heir: false,
         };
         let machine = Machine::new(config(role), self.stage.engine.now_ns());
         self.peers[agent] = Peer::new(machine, self.agents[agent].process);

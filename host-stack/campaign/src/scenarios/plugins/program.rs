@@ -153,6 +153,7 @@ impl World {
             order: 0,
             patience_ms: PATIENCE_MS,
             phases: Phases::ALL,
+            follows_moves: false,
             passed: None,
         };
         let descriptor = Descriptor {

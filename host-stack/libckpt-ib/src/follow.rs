@@ -1,0 +1,240 @@
+//! A process that stays while others move: what leads to those is made again, beside what there is (`ckpt-ib/src/moves.rs`).
+//!
+//! ```text
+//!   rebuild    makes queue pairs again whose peers move                  what they are called now, to the board
+//!   exchange   connects them, posts their receives; makes address handles again
+//!              '----- decided -----'  or not: what was made goes
+//!   refill     the new ones take the places of the old ones, which go; posts again what nobody carried out
+//! ```
+//! What must stay true: until it is decided, what the program has is as it was, and leads to where it led.
+
+use std::{collections::BTreeSet, mem, ptr};
+
+use snaprig_ckpt_ib::{
+    Below, Name, Names,
+    cookie::{Cookie, Queue},
+    moves::made_again,
+    serve::settle,
+};
+use snaprig_verbs_abi::*;
+
+use crate::{
+    cm::Listener,
+    objects::{Ah, Context, Pd, Qp, Shadow},
+    plugin::serve_all,
+    qp,
+    real::real,
+    rebuild::{Made, failed, post_receives, post_sends, publish, raise},
+    state::{State, Things, get},
+};
+
+/// What was made, and what everything is called then. While it is exchanged with what there is, that is here.
+pub struct Beside {
+    qps: Vec<NewQp>,
+    ahs: Vec<(*mut Ah, *mut ibv_ah)>,
+    names: Names,
+    restarts: u64,
+}
+
+struct NewQp {
+    ours: *mut Qp,
+    real: *mut ibv_qp,
+    inline: u32,
+}
+
+// SAFETY: its pointers are to boxes that are changed only by who has the lock.
+unsafe impl Send for Beside {}
+
+impl Things {
+    /// What there is that moves are not known for yet.
+    pub fn cannot_move(&self) -> Option<&'static str> {
+        match () {
+            () if !self.mws.is_empty() => Some("memory windows"),
+            () if !self.xrcds.is_empty() || !self.opened.is_empty() => Some("domains of XRC"),
+            () if !self.manager.is_empty() => Some("connections of rdma_cm"),
+            () => None,
+        }
+    }
+}
+
+impl Beside {
+    /// Makes queue pairs again; what others must know.
+    ///
+    /// # Safety
+    /// Whoever calls has the lock.
+    pub unsafe fn make(state: &mut State, moved: &BTreeSet<Name>) -> Result<(Self, Made), String> {
+        let Some(real) = real() else {
+            return Err("there is no libibverbs".into());
+        };
+        let mut beside = Self {
+            qps: Vec::new(),
+            ahs: Vec::new(),
+            names: Names::default(),
+            restarts: state.things.restarts + 1,
+        };
+        // SAFETY: what is in the tables is alive, and so is what stands for it below.
+        unsafe {
+            for place in made_again(&state.process, moved) {
+                let Some(ours) = get(&state.things.qps, place) else {
+                    continue;
+                };
+                let (init, granted) = ((*ours).init, (*ours).granted);
+                let context = Context::of((*ours).ex.qp_base.context);
+                let made = qp::create_below(real, context, ours, &init);
+                let inline = mem::replace(&mut (*ours).granted, granted).max_inline_data;
+                if made.is_null() {
+                    let why = failed("a queue pair cannot be made beside the one that there is");
+                    beside.undo();
+                    return Err(why);
+                }
+                context.by_number.insert((*made).qp_num, place);
+                beside.qps.push(NewQp {
+                    ours,
+                    real: made,
+                    inline,
+                });
+            }
+            beside.exchange_qps();
+            let names = publish(real, &state.things);
+            beside.exchange_qps();
+            match names {
+                Ok(names) => {
+                    let listener = Listener::default();
+                    Ok((beside, Made { names, listener }))
+                }
+                Err(why) => {
+                    beside.undo();
+                    Err(why)
+                }
+            }
+        }
+    }
+
+    /// Connects them.
+    ///
+    /// # Safety
+    /// As for [`Self::make`].
+    pub unsafe fn connect(&mut self, state: &mut State, all: Vec<Made>) -> Result<(), String> {
+        // What came late by the old ones is the program's. From the decision on, what comes does so by the new ones: those
+        // that move need not wait for this process.
+        for cq in 0..state.process.cqs.len() as u32 {
+            let State { process, things } = &mut *state;
+            if get(&things.cqs, cq).is_none() {
+                continue;
+            }
+            while let Some(came) = things.poll(cq) {
+                settle(process, things, cq, came);
+            }
+        }
+        self.names = Names::new(all.into_iter().map(|one| one.names), None);
+        // SAFETY: what is in the tables is alive; what was made is exchanged with it, and back.
+        unsafe {
+            self.exchange(state);
+            let connected = self.connect_exchanged(state);
+            self.exchange(state);
+            connected
+        }
+    }
+
+    unsafe fn connect_exchanged(&mut self, state: &mut State) -> Result<(), String> {
+        let Some(real) = real() else {
+            return Err("there is no libibverbs".into());
+        };
+        // SAFETY: the caller has exchanged what was made.
+        unsafe {
+            for new in &self.qps {
+                raise(real, state, &*new.ours, &[IBV_QPS_INIT])?;
+                post_receives(state, Queue::Receives((*new.ours).place))?;
+                raise(real, state, &*new.ours, &[IBV_QPS_RTR, IBV_QPS_RTS])?;
+            }
+            for ah in &state.things.ahs {
+                let ours = &mut **ah;
+                let context = Context::of(ours.ah.context);
+                let mut attr = state.things.real_address(context, &ours.attr);
+                let made = (real.ibv_create_ah)(Pd::of(ours.ah.pd).real, &mut attr);
+                if made.is_null() {
+                    return Err(failed("an address handle cannot be made"));
+                }
+                // Exchanged as it is made: what is here afterwards is what there was.
+                self.ahs.push((*ah, mem::replace(&mut ours.real, made)));
+            }
+        }
+        Ok(())
+    }
+
+    /// It is decided: what was made is what there is.
+    ///
+    /// # Safety
+    /// As for [`Self::make`].
+    pub unsafe fn change_over(mut self, state: &mut State) -> Result<(), String> {
+        // SAFETY: what is in the tables is alive.
+        unsafe {
+            self.exchange(state);
+            for new in &self.qps {
+                let place = (*new.ours).place;
+                if let Some(pair) = state.process.qp(place) {
+                    pair.receives.unlend_all();
+                }
+                let is_of_old = |wr_id: &u64| {
+                    Cookie::of(*wr_id).is_some_and(|cookie| cookie.queue == Queue::Receives(place))
+                };
+                let lent = state.things.lent.extract_if(|wr_id, _| is_of_old(wr_id));
+                lent.for_each(|(_, scratch)| drop(scratch.free()));
+                (*new.ours).copies.free();
+            }
+            let places: Vec<_> = self.qps.iter().map(|new| new.ours).collect();
+            self.free();
+            for ours in places {
+                post_sends(state, &mut *ours)?;
+            }
+        }
+        serve_all(state)
+    }
+
+    /// It is not to be: what was made goes.
+    ///
+    /// # Safety
+    /// As for [`Self::make`].
+    pub unsafe fn undo(mut self) {
+        // SAFETY: what was made is nobody's.
+        unsafe { self.free() };
+    }
+
+    /// Frees what is here.
+    unsafe fn free(&mut self) {
+        let Some(real) = real() else { return };
+        // SAFETY: the caller says that nobody uses it.
+        unsafe {
+            for new in self.qps.drain(..) {
+                let context = Context::of((*new.ours).ex.qp_base.context);
+                context.by_number.remove(&(*new.real).qp_num);
+                (real.ibv_destroy_qp)(new.real);
+            }
+            for (_, ah) in self.ahs.drain(..) {
+                (real.ibv_destroy_ah)(ah);
+            }
+        }
+    }
+
+    /// What was made, for what there is.
+    unsafe fn exchange(&mut self, state: &mut State) {
+        // SAFETY: the caller has the lock, and what is in the tables is alive.
+        unsafe { self.exchange_qps() };
+        for (ours, made) in &mut self.ahs {
+            // SAFETY: the same.
+            unsafe { ptr::swap(&raw mut (**ours).real, made) };
+        }
+        mem::swap(&mut self.names, &mut state.things.names);
+        mem::swap(&mut self.restarts, &mut state.things.restarts);
+    }
+
+    unsafe fn exchange_qps(&mut self) {
+        for new in &mut self.qps {
+            // SAFETY: the caller has the lock, and what is in the tables is alive.
+            unsafe {
+                ptr::swap(&raw mut (*new.ours).real, &raw mut new.real);
+                ptr::swap(&raw mut (*new.ours).inline_below, &raw mut new.inline);
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What a source gives to its heir, over a socket of this machine, with descriptors.
+//!
+//! ```text
+//! source                                                heir
+//!   | -- Sheet, image, network namespace ---------------> |
+//!   | -- the sockets, a few at a time ------------------> |
+//!   | <- Joined: it is in the job ----------------------- |
+//!   |    ... the socket ends with either side ...         |
+//! ```
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::net::{SocketFlags, sockopt};
+use serde::{Deserialize, Serialize};
+use snaprig_peers::packets::{self, FDS_MAX};
+use snaprig_resources::{
+    error::{Error, Result},
+    opened::Carried,
+};
+
+/// Most bytes of a sheet: as many sockets as a tree may have.
+const SHEET_MAX: usize = 128 << 10;
+/// A message whose descriptors are all of it.
+const MORE: &[u8] = b"+";
+/// The heir is in the job.
+const JOINED: &[u8] = b"joined";
+
+/// What comes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Sheet {
+    /// Where files of plugins are.
+    directory: PathBuf,
+    /// Sockets, in the order in which they come.
+    inodes: Vec<u64>,
+}
+
+/// A tree that has come.
+pub struct Arrived {
+    pub directory: PathBuf,
+    pub image: File,
+    pub network: OwnedFd,
+    pub sockets: Carried,
+}
+
+/// A connection between both.
+pub struct Handover(OwnedFd);
+
+impl AsFd for Handover {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn failed(source: impl Into<std::io::Error>) -> Error {
+    Error::io("the socket by which a tree moves", source.into())
+}
+
+impl Handover {
+    /// The source's end.
+    pub fn connect(heir: &Path) -> Result<Self> {
+        let socket = packets::connect(heir, SocketFlags::empty());
+        socket.map(Self).map_err(failed)
+    }
+
+    /// The heir's end.
+    pub fn accept(listener: impl AsFd) -> Result<Self> {
+        let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC);
+        socket.map(Self).map_err(failed)
+    }
+
+    /// Whatever is waited for comes within this time.
+    pub fn wait_no_longer_than(&self, patience: Duration) -> Result<()> {
+        let patience = Some(patience.max(Duration::from_millis(1)));
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, patience)
+            .and_then(|()| sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, patience))
+            .map_err(failed)
+    }
+
+    /// All of a tree leaves.
+    pub fn send(
+        &self,
+        directory: &Path,
+        (image, network): (BorrowedFd<'_>, BorrowedFd<'_>),
+        sockets: &[(u64, BorrowedFd<'_>)],
+    ) -> Result<()> {
+        let sheet = Sheet {
+            directory: directory.to_owned(),
+            inodes: sockets.iter().map(|(inode, _)| *inode).collect(),
+        };
+        let sheet = postcard::to_stdvec(&sheet).expect("a sheet holds numbers and a path");
+        packets::send(&self.0, &sheet, &[image, network]).map_err(failed)?;
+        for some in sockets.chunks(FDS_MAX) {
+            let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
+            packets::send(&self.0, MORE, &fds).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// All of a tree comes.
+    pub fn receive(&self) -> Result<Arrived> {
+        let ended = || failed(std::io::ErrorKind::UnexpectedEof);
+        let mut bytes = vec![0; SHEET_MAX];
+        let (len, fds) = packets::receive(&self.0, &mut bytes)
+            .map_err(failed)?
+            .ok_or_else(ended)?;
+        let sheet: Sheet = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
+        let [image, network] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| ended())?;
+        let mut fds = Vec::new();
+        while fds.len() < sheet.inodes.len() {
+            let (_, some) = packets::receive(&self.0, &mut bytes)
+                .map_err(failed)?
+                .ok_or_else(ended)?;
+            if some.is_empty() {
+                return Err(ended());
+            }
+            fds.extend(some);
+        }
+        Ok(Arrived {
+            directory: sheet.directory,
+            image: image.into(),
+            network,
+            sockets: sheet.inodes.into_iter().zip(fds).collect(),
+        })
+    }
+
+    /// The heir says that it is in the job.
+    pub fn say_joined(&self) -> Result<()> {
+        packets::send(&self.0, JOINED, &[]).map_err(failed)
+    }
+
+    /// Until the heir has said so.
+    pub fn wait_until_joined(&self) -> Result<()> {
+        let mut bytes = [0; 16];
+        let received = packets::receive(&self.0, &mut bytes).map_err(failed)?;
+        match received {
+            Some((len, _)) if &bytes[..len] == JOINED => Ok(()),
+            _ => Err(Error::Job {
+                what: "where the tree is to go on, it cannot be restored (what that says is on its standard error)"
+                    .into(),
+            }),
+        }
+    }
+
+    /// Until the other side is gone, or the time is over.
+    pub fn wait_for_end(&self) {
+        while let Ok(Some(_)) = packets::receive(&self.0, &mut [0; 16]) {}
+    }
+}

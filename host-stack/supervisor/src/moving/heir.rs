@@ -1,0 +1,318 @@
+//! The side that a tree comes to.
+//!
+//! What must stay true: nothing of the tree runs here before it is decided that it moves.
+
+use std::{fs, io, os::fd::AsFd, path::PathBuf, process, time::Duration};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    net::SocketFlags,
+    thread::{LinkNameSpaceType, move_into_link_name_space},
+};
+use snaprig_ckpt::restart::{self, Complete, Restored};
+use snaprig_ckpt_image::chain::Chain;
+use snaprig_coord::{
+    driver,
+    member::Event,
+    phase::{Moves, Order, Phase},
+};
+use snaprig_peers::{packets, token::random};
+use snaprig_resources::{
+    board::Board,
+    error::{Error, Result},
+    state::Tree,
+};
+use snaprig_tracee::faults::{begin_round, reached};
+
+use super::{
+    Note,
+    decision::{self, Decision},
+    faults,
+    handover::{Arrived, Handover},
+};
+use crate::{
+    again,
+    job::{self, Job, Moved},
+    member::Member,
+    plugins::JobRound,
+    supervisor::{Options, Parts, Supervisor},
+    together::does,
+};
+
+/// Where the tree is waited for, in the heir's directory.
+const SOCKET: &str = "heir";
+/// How long whoever had the tree may take to be gone.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// Has the tree of a member of a running job go on here, and supervises it to its end; its exit status. `told` hears what
+/// it took, in a process of its own. The calling process has one thread.
+pub fn inherit(
+    job: &Job,
+    member: &str,
+    patience: Duration,
+    told: impl FnOnce(&Moved),
+) -> Result<i32> {
+    let own = random::<16>().map_err(|source| Error::io("random bytes", source))?;
+    let name: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
+    let moves = Moves {
+        member: member.to_owned(),
+        heir: format!("{member}.{}", &name[..8]),
+    };
+    let directory = job.of_member(&moves.heir);
+    let path = directory.join(SOCKET);
+    let note = Note {
+        decision: name,
+        heir: path.clone(),
+    };
+    decision::sweep(&job.store()?);
+    fs::create_dir_all(&directory).map_err(|source| Error::io("the heir's directory", source))?;
+    let heir = Heir {
+        job,
+        moves,
+        note,
+        directory,
+    };
+    let arrived = heir.arrives(patience, told);
+    // The path need not be there any more.
+    let _ = fs::remove_file(&path);
+    let done = arrived.and_then(|(handover, arrived)| heir.takes(handover, arrived));
+    let _ = fs::remove_dir_all(&heir.directory);
+    done
+}
+
+struct Heir<'a> {
+    job: &'a Job,
+    moves: Moves,
+    note: Note,
+    directory: PathBuf,
+}
+
+impl Heir<'_> {
+    /// Orders the move, by a process of its own, and waits for the tree.
+    fn arrives(
+        &self,
+        patience: Duration,
+        told: impl FnOnce(&Moved),
+    ) -> Result<(Handover, Arrived)> {
+        let failed = |source: io::Error| Error::io("the heir's socket", source);
+        let listener = packets::listen(&self.note.heir, 1, SocketFlags::empty());
+        let listener = listener.map_err(failed)?;
+        // Readable when the order has ended.
+        let (ordered, orders) = io::pipe().map_err(failed)?;
+        // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
+        match unsafe { libc::fork() } {
+            0 => process::exit(self.order(patience, told)),
+            child if child < 0 => return Err(failed(io::Error::last_os_error())),
+            _ => drop(orders),
+        }
+        let mut ready = [
+            PollFd::new(&listener, PollFlags::IN),
+            PollFd::new(&ordered, PollFlags::IN),
+        ];
+        loop {
+            match poll(&mut ready, None) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed(error.into())),
+                Ok(_) if ready[0].revents().contains(PollFlags::IN) => break,
+                Ok(_) => {
+                    return Err(Error::Job {
+                        what: format!("{} has not come", self.moves.member),
+                    });
+                }
+            }
+        }
+        let handover = Handover::accept(&listener)?;
+        handover.wait_no_longer_than(patience)?;
+        let arrived = handover.receive()?;
+        Ok((handover, arrived))
+    }
+
+    /// In a process of its own: the order, to its end.
+    fn order(&self, patience: Duration, told: impl FnOnce(&Moved)) -> i32 {
+        match job::move_member(self.job, &self.moves, &self.note, patience) {
+            Ok(moved) => {
+                told(&moved);
+                0
+            }
+            Err(error) => {
+                self.job.reporter.failed(&error);
+                1
+            }
+        }
+    }
+
+    /// Restores the tree, and goes on with it if that is decided.
+    fn takes(&self, handover: Handover, arrived: Arrived) -> Result<i32> {
+        begin_round();
+        reached(&faults::ARRIVED);
+        let image = format!(
+            "/proc/self/fd/{}",
+            std::os::fd::AsRawFd::as_raw_fd(&arrived.image)
+        );
+        let chain = Chain::open(&[PathBuf::from(image)])?;
+        let tree = restart::read_tree(&chain)?;
+        let job = self.job;
+        let tree = &tree;
+        again::within(tree, &job.reporter, move |complete| {
+            self.be_where(&arrived)?;
+            let mut parts = Parts::new(&self.directory, job.store()?)?;
+            let link = job.inherit(&self.moves.heir)?;
+            handover.say_joined()?;
+            let inheritance = Inheritance {
+                heir: self,
+                link: &link,
+                tree,
+                chain: &chain,
+                parts: &parts,
+            };
+            let round = match inheritance.takes(complete, &handover, arrived) {
+                Ok(round) => round,
+                Err(error) => {
+                    link.leave();
+                    return Err(error);
+                }
+            };
+            self.is_found_by_name();
+            if let Some(round) = round {
+                link.done(round, Phase::Go, Ok(String::new()));
+            }
+            parts.member = Some(Member::inherited(job, &self.moves.member, link)?);
+            Supervisor::of_restarted(parts, tree, Vec::new(), &Options::of_member(job)).run()
+        })
+    }
+
+    /// In the network namespace of the tree: its sockets are there, and its addresses.
+    fn be_where(&self, arrived: &Arrived) -> Result<()> {
+        let kind = Some(LinkNameSpaceType::Network);
+        let id = |fd: &dyn AsFd| rustix::fs::fstat(fd.as_fd()).map(|stat| stat.st_ino).ok();
+        let own = fs::File::open("/proc/self/ns/net");
+        let is_there = own.is_ok_and(|own| id(&own) == id(&arrived.network));
+        if is_there {
+            return Ok(());
+        }
+        move_into_link_name_space(arrived.network.as_fd(), kind).map_err(|source| {
+            Error::io(
+                "the network namespace of the tree (root can be there)",
+                source,
+            )
+        })
+    }
+
+    /// Whoever asks for the member finds this supervisor. If not, it is there all the same.
+    fn is_found_by_name(&self) {
+        let there = self.job.of_member(&self.moves.member);
+        let _ = fs::create_dir_all(&there);
+        let name = crate::control::CONTROL;
+        let _ = fs::rename(self.directory.join(name), there.join(name));
+    }
+}
+
+/// A tree that is being restored.
+struct Inheritance<'a> {
+    heir: &'a Heir<'a>,
+    link: &'a driver::Member,
+    tree: &'a Tree,
+    chain: &'a Chain,
+    parts: &'a Parts,
+}
+
+impl Inheritance<'_> {
+    /// Goes through the move with all others, until the tree runs; the round, if it is still under way.
+    fn takes(
+        &self,
+        complete: Complete,
+        handover: &Handover,
+        arrived: Arrived,
+    ) -> Result<Option<u64>> {
+        let (round, order) = self.begins()?;
+        let name = &self.heir.moves.heir;
+        let Arrived {
+            directory,
+            image,
+            sockets,
+            ..
+        } = arrived;
+        let restored = does(self.link, round, Phase::Connect, || {
+            let board = Board {
+                member: self.link,
+                round,
+                patience: Duration::from_millis(order.phase_ms.into()),
+            };
+            let reporter = &self.heir.job.reporter;
+            let carried = (None, Some(sockets));
+            let mut restored = Restored::open_with(self.tree, self.chain, carried, reporter)?;
+            restored.grow(self.chain, again::drops_privileges(), Some(&board))?;
+            let channels = restored.wake_plugins()?;
+            let job = JobRound {
+                member: name,
+                board: &board,
+            };
+            let mut plugins = self.parts.plugins.borrow_mut();
+            plugins.arrive(channels, &directory, job)?;
+            reached(&faults::RESTORED);
+            Ok(restored)
+        })?;
+        let still = self.is_decided(round)?;
+        reached(&faults::DECIDED);
+        self.parts.plugins.borrow_mut().refill(&directory)?;
+        again::go(restored, complete, self.parts)?;
+        self.link.rename(&self.heir.moves.member);
+        reached(&faults::RUNS);
+        // Processes around this one have it as well: it takes no more memory.
+        let _ = image.set_len(0);
+        // The other one has a socket of the same name until it is gone.
+        handover.wait_no_longer_than(LEAVING)?;
+        handover.wait_for_end();
+        Ok(still.then_some(round))
+    }
+
+    fn begins(&self) -> Result<(u64, Order)> {
+        loop {
+            match self.link.next_event(None) {
+                Some(Event::Begin {
+                    round,
+                    phase: Phase::Connect,
+                    order,
+                }) => return Ok((round, order)),
+                Some(Event::Joined | Event::Finished { .. }) | None => {}
+                Some(other) => return Err(lost(&other)),
+            }
+        }
+    }
+
+    /// Whether the round is under way still, if it is decided; an error: the tree stays where it was.
+    fn is_decided(&self, round: u64) -> Result<bool> {
+        loop {
+            match self.link.next_event(None) {
+                Some(Event::Begin {
+                    phase: Phase::Go, ..
+                }) => return Ok(true),
+                Some(Event::Undo {
+                    in_doubt, reason, ..
+                }) => {
+                    let decision = Decision::of(&self.parts.store, &self.heir.note.decision)?;
+                    let is_decided = in_doubt && decision.is_for_it()?;
+                    self.link.done(round, Phase::Undo, Ok(String::new()));
+                    return match is_decided {
+                        true => Ok(false),
+                        false => Err(Error::Missing { what: reason }),
+                    };
+                }
+                Some(Event::Refused(refusal)) => {
+                    return Err(lost(&Event::Refused(refusal)));
+                }
+                Some(_) | None => {}
+            }
+        }
+    }
+}
+
+fn lost(event: &Event) -> Error {
+    let what = match event {
+        Event::Apart { why } => why.clone(),
+        Event::Undo { reason, .. } => reason.clone(),
+        Event::Refused(refusal) => refusal.to_string(),
+        _ => "it is told what is not due".into(),
+    };
+    Error::Missing { what }
+}

@@ -1,0 +1,142 @@
+//! `snaprig ckpt move`: one node's part of a running job goes on at another node, while all others stay where they are, with the
+//! queue pairs that lead to it.
+
+mod checkpointed;
+mod fabric;
+
+use std::{path::PathBuf, process::Child};
+
+use checkpointed::{JobOnNodes, at_work, ckpt_of, nodes};
+use fabric::{assert_success, one_job, text, wait_until};
+
+/// A server at node 1, and its client at node 2 once it listens.
+const PAIR: &str = "\
+    cd $SNAPRIG_NODES
+    ./rsh node1 \"$SERVER\" & server=$!
+    until grep -q ' 0A ' /proc/$(cat node1)/net/tcp || ls $SNAPRIG_FABRICS/*/cm-*-18515 > /dev/null 2>&1
+    do sleep 0.01; done
+    ./rsh node2 \"$CLIENT\"; client=$?
+    wait $server && exit $client";
+
+/// A server and a client on four nodes.
+struct Pair {
+    directory: tempfile::TempDir,
+    running: Option<Child>,
+}
+
+impl Pair {
+    /// One of them works: of some, the other one has nothing to do.
+    fn launched(server: &str, client: &str) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let job = directory.path().join("job");
+        let mut run = nodes("4", &job, &["--", "bash", "-c", PAIR]);
+        run.env("SERVER", server).env("CLIENT", client);
+        let running = Some(run.spawn().expect("snaprig starts"));
+        let mut pair = Self { directory, running };
+        let name = server.split(' ').next().expect("a program");
+        wait_until("one of them works", || {
+            let running = pair.running.as_mut().expect("it was launched");
+            let ended = running.try_wait().expect("it is ours");
+            assert!(ended.is_none(), "{server} has ended");
+            at_work(&job, name) >= 1
+        });
+        pair
+    }
+
+    fn job(&self) -> PathBuf {
+        self.directory.path().join("job")
+    }
+
+    /// Both move, one after the other, and the first one back.
+    fn moves(&self) {
+        for (member, to) in [("node2", "node3"), ("node1", "node4"), ("node2", "node2")] {
+            let moved = ckpt_of(&self.job(), &["move", member, "--to", to]);
+            assert_success("ckpt move", std::slice::from_ref(&moved));
+            assert!(text(&moved).contains(&format!("{member} runs on {to} now")));
+        }
+    }
+
+    /// What both have printed; they end well.
+    fn ended(mut self, what: &str) -> String {
+        let running = self.running.take().expect("it was launched");
+        let output = running.wait_with_output().expect("it ends");
+        assert_success(what, std::slice::from_ref(&output));
+        text(&output)
+    }
+}
+
+impl Drop for Pair {
+    /// All of it goes with who keeps the nodes.
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            let _ = running.kill();
+            let _ = running.wait();
+        }
+    }
+}
+
+/// Programs that verify what they do, or count it, and what both say at their end.
+macro_rules! moves {
+    ($($name:ident: $needs:literal, $program:literal, $says:literal;)*) => {
+        $(
+            #[test]
+            #[cfg_attr(not(has_program = $needs), ignore = "it is not installed (ci/setup)")]
+            fn $name() {
+                let _alone = one_job();
+                let pair = Pair::launched($program, concat!($program, " 10.77.0.1"));
+                pair.moves();
+                let text = pair.ended($program);
+                assert!(text.contains($says), "{text}");
+            }
+        )*
+    };
+}
+
+moves! {
+    writes: "ib_write_bw", "ib_write_bw -F -q 4 -n 2000000 -s 4096", "8000000";
+    reads: "ib_write_bw", "ib_read_bw -F -n 6000000 -s 4096", "6000000";
+    messages: "ib_write_bw", "ib_send_bw -F -n 6000000 -s 4096", "6000000";
+    unreliable_messages: "ib_write_bw", "ib_send_lat -F -c UC -n 1000000", "1000000";
+    atomics: "ib_write_bw", "ib_atomic_lat -F -n 2000000", "2000000";
+    shared_receives: "ibv_rc_pingpong", "ibv_srq_pingpong -c -n 2500000", "2500000 iters in";
+    datagrams: "ib_write_bw", "ib_send_lat -F -c UD -n 400000", "400000";
+    events: "ibv_rc_pingpong", "ibv_rc_pingpong -c -e -n 100000", "100000 iters in";
+}
+
+/// What is not known to move is refused before anything is taken down, and goes on.
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn connections_of_the_manager_stay() {
+    let _alone = one_job();
+    let program = "ib_write_bw -F -R -n 3000000 -s 4096";
+    let pair = Pair::launched(program, &format!("{program} 10.77.0.1"));
+    let refused = ckpt_of(&pair.job(), &["move", "node2", "--to", "node3"]);
+    assert!(!refused.status.success());
+    let text = pair.ended(program);
+    assert!(text.contains("rdma_cm"), "{text}");
+    assert!(text.matches("3000000").count() >= 2, "{text}");
+}
+
+/// A job of which one node has moved is checkpointed and restarted like any other.
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn an_mpi_job_that_has_moved_is_restarted() {
+    let _alone = one_job();
+    let mut job = JobOnNodes::launched_beside_a_spare("onesided", &["--pace-us", "100000"]);
+    job.moves("node3", "node5");
+    job.dump("--leave-running");
+    job.moves("node2", "node3");
+    job.dump("--kill");
+    job.before = job.ended();
+    assert_eq!(job.restarted("4", &["--model", "B"]), job.kernel.golden);
+}
