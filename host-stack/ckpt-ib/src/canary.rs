@@ -15,4 +15,6 @@ pub enum Canary {
     WritesUntracked,
     /// Who stays where it is posts no receives again, in queues that are made again as their peer has moved.
     ReceivesLeft,
+    /// Who stays where it is takes for nobody's what its peer, which has moved, sends before it has heard that.
+    EarlyLost,
 }

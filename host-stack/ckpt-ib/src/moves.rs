@@ -7,12 +7,13 @@
 //!  rebuild    makes everything again                 makes queue pairs again whose peer moves, beside the old ones
 //!             real names of all, to the board
 //!  exchange   connects; posts receives again         the same of those that it has made
-//!             '------------- decided: the old ones of both go -------------'
-//!  refill     posts again what nobody carried out    the same
-//!  go
+//!             what came late by the old ones is taken
+//!             '------------- decided: nobody waits for anybody any more ---'
+//!  refill, go posts again what nobody carried out    the old ones go; the same
 //! ```
 //! Until it is decided, those that move can go on where they were: their queue pairs, and what they were connected to, are as
-//! they were. So nothing is carried out before. They go together: a port's name is one of one port then, and what is made at it
+//! they were. So nothing is carried out before. From then on, those that move may have sent by the new ones what those that stay
+//! have not looked for yet. They go together: a port's name is one of one port then, and what is made at it
 //! later has a name of its own.
 
 use std::collections::BTreeSet;

@@ -56,5 +56,12 @@ impl PlantedBug for Bug {
                 "Who stays when its peer moves leaves its receives in the queue of before.",
             ),
         ),
+        (
+            Self(Planted::EarlyLost),
+            canary(
+                "early-lost",
+                "Who stays loses what a peer that has moved sends before it has heard that it has.",
+            ),
+        ),
     ];
 }

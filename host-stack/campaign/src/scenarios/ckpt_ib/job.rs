@@ -125,7 +125,9 @@ impl Run {
     /// Looks after the job, after each event.
     pub fn tend(&mut self) {
         let world = &self.fabric.world;
-        let leaving = self.job.moving.iter().flat_map(|moving| &moving.left);
+        // Whoever has gone to elsewhere is not missed here.
+        let moving = self.job.moving.iter().filter(|it| !it.is_decided);
+        let leaving = moving.flat_map(|moving| &moving.left);
         let leaving = leaving.map(|(_, left)| left);
         let mut all = self.members.iter().chain(leaving);
         if !all.all(|one| world.lives(one.hardware.slot())) {
@@ -207,6 +209,7 @@ impl Run {
             Phase::Resume => self.resume(member),
             Phase::Rebuild => self.rebuild(member),
             Phase::Exchange => self.exchange(member),
+            Phase::Refill if self.is_decided() => self.refill(member) && self.go(member),
             Phase::Refill => self.refill(member),
             Phase::Go => self.go(member),
         };
@@ -217,6 +220,7 @@ impl Run {
 
     fn passed(&mut self, member: usize) {
         let count = self.members.len();
+        let is_decided = self.is_decided();
         let Some(round) = &mut self.job.round else {
             return;
         };
@@ -247,8 +251,8 @@ impl Run {
                 true => self.begin(Phase::Refill),
                 false => self.begin(Phase::Resume),
             },
-            Phase::Refill => self.begin(Phase::Go),
-            Phase::Resume | Phase::Go => {
+            Phase::Refill if !is_decided => self.begin(Phase::Go),
+            Phase::Refill | Phase::Resume | Phase::Go => {
                 self.job.round = None;
                 self.job.moving = None;
             }
@@ -541,6 +545,14 @@ impl Run {
 
     /// Requests that nobody carried out.
     fn refill(&mut self, member: usize) -> bool {
+        self.change_over(member);
+        if !self
+            .fabric
+            .world
+            .lives(self.members[member].hardware.slot())
+        {
+            return false;
+        }
         let places = 0..self.members[member].process.qps.len() as u32;
         let new: Vec<_> = places.filter(|place| self.is_new(member, *place)).collect();
         let (process, driver) = self.split(member);

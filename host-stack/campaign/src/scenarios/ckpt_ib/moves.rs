@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use snaprig_ckpt_ib::{Below, Name, Names, moves::made_again};
+use snaprig_ckpt_ib::{Below, Canary, Name, Names, moves::made_again};
 use snaprig_ckpt_plugin::phase::Phase;
 
 use super::{
@@ -14,8 +14,10 @@ use super::{
 /// Processes that move.
 pub struct Moving {
     members: BTreeSet<usize>,
-    /// Where they were, until it is decided that they go.
+    /// Where they were, until they know that they go.
     pub left: Vec<(usize, Member)>,
+    /// It is decided that they go. Nobody waits for anybody any more.
+    pub is_decided: bool,
     /// What was called how before.
     names: Names,
     /// Of queue pairs that were made again: how many receives were lent to the old ones.
@@ -31,6 +33,7 @@ impl Run {
         let mut moving = Moving {
             members: BTreeSet::new(),
             left: Vec::new(),
+            is_decided: false,
             names: self.names.clone(),
             lent: Vec::new(),
         };
@@ -100,19 +103,33 @@ impl Run {
             self.undo_move();
             return false;
         }
-        for (_, left) in std::mem::take(&mut moving.left) {
-            self.ends(&left);
-        }
-        for member in 0..self.members.len() {
-            if self.lives(member) {
-                self.members[member].hardware.close_old(&self.fabric);
-                self.take_what_came(member);
-            }
-            if self.lives(member) {
-                self.members[member].hardware.drop_old(&self.fabric);
-            }
-        }
+        moving.is_decided = true;
         true
+    }
+
+    /// One has heard that it is decided: what was there before goes. Those that move may run already.
+    pub fn change_over(&mut self, member: usize) {
+        let Some(moving) = self.job.moving.as_mut().filter(|it| it.is_decided) else {
+            return;
+        };
+        let left = moving.left.extract_if(.., |(of, _)| *of == member);
+        let left: Vec<_> = left.collect();
+        left.iter().for_each(|(_, left)| self.ends(left));
+        if self.canary == Some(Canary::EarlyLost) {
+            let (_, mut driver) = self.split(member);
+            while driver.poll(0).is_some() {}
+        }
+        self.members[member].hardware.close_old(&self.fabric);
+        self.take_what_came(member);
+        if self.lives(member) {
+            self.members[member].hardware.drop_old(&self.fabric);
+        }
+    }
+
+    /// Whether nobody waits for others to refill.
+    pub fn is_decided(&self) -> bool {
+        let moving = self.job.moving.as_ref();
+        moving.is_some_and(|moving| moving.is_decided)
     }
 
     fn undo_move(&mut self) {
