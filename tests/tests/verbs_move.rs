@@ -4,7 +4,7 @@
 mod checkpointed;
 mod fabric;
 
-use std::{path::PathBuf, process::Child};
+use std::{os::unix::process::CommandExt, path::PathBuf, process::Child};
 
 use checkpointed::{JobOnNodes, at_work, ckpt_of, nodes};
 use fabric::{assert_success, one_job, text, wait_until};
@@ -31,6 +31,7 @@ impl Pair {
         let job = directory.path().join("job");
         let mut run = nodes("4", &job, &["--", "bash", "-c", PAIR]);
         run.env("SERVER", server).env("CLIENT", client);
+        run.process_group(0);
         let running = Some(run.spawn().expect("snaprig starts"));
         let mut pair = Self { directory, running };
         let name = server.split(' ').next().expect("a program");
@@ -66,10 +67,11 @@ impl Pair {
 }
 
 impl Drop for Pair {
-    /// All of it goes with who keeps the nodes.
+    /// A test has failed: programs of a job outlive who keeps its nodes.
     fn drop(&mut self) {
         if let Some(running) = &mut self.running {
-            let _ = running.kill();
+            // SAFETY: kill(2) takes numbers alone; the group is of a child that has not been waited for.
+            unsafe { libc::kill(-(running.id() as i32), libc::SIGKILL) };
             let _ = running.wait();
         }
     }

@@ -104,7 +104,10 @@ fn steps(restart: bool) -> impl Iterator<Item = &'static str> {
         .map(|point| point.name)
         .filter(move |step| step.starts_with("ckpt.restart_") == restart)
         .filter(|step| !step.contains(".flow_") && *step != "resources.terminal")
-        .filter(|step| !step.starts_with("departure.") && !step.starts_with("arrival."))
+        .filter(|step| {
+            let of_moves = ["departure.", "arrival.", "move."];
+            !of_moves.iter().any(|moves| step.starts_with(moves))
+        })
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Machine {
         self.next_round += 1;
         self.round = Some(Round {
             number,
-            deadline_ns: Some(later(self.now, order.gather_ms)),
+            deadline_ns: Some(later(self.now, order.gather_ms.max(1))),
             order,
             asked: Some(at),
             seats: BTreeMap::new(),
@@ -174,7 +174,7 @@ impl Machine {
         let (number, reason) = (round.number, cut(reason));
         round.end_step(self.now);
         round.at = At::Undo(reason.clone());
-        round.deadline_ns = Some(later(self.now, round.order.phase_ms));
+        round.deadline_ns = Some(later(self.now, round.order.phase_ms.max(1)));
         let error = CallError::Undone {
             round: number,
             reason: reason.clone(),
@@ -290,7 +290,7 @@ impl Machine {
         };
         match round.step() {
             Some(Step::Do(phase)) => {
-                round.deadline_ns = Some(later(self.now, round.order.phase_ms));
+                round.deadline_ns = Some(later(self.now, round.order.phase_ms.max(1)));
                 round.is_decided |= round.order.kind.is_decided_in(phase);
                 let message = ToMember::Begin {
                     round: round.number,

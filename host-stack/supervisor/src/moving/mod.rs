@@ -202,6 +202,8 @@ impl Moving {
             Side::Leaves(leaving) => leaving.stay(parts.known)?,
             Side::Stays(gathered) => drop(gathered),
         }
+        // Also where nobody was told of it.
+        parts.plugins.borrow_mut().take_part(Part::All);
         Ok(false)
     }
 }
