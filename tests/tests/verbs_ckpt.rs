@@ -51,7 +51,7 @@ pairs! {
         the_extended_way:
             "ibv_rc_pingpong", "-c -N -n 200000", "-c -N -n 200000 127.0.0.1", ["--model", "B"], "200000 iters";
         datagrams: "ibv_ud_pingpong", "-c -n 200000", "-c -n 200000 127.0.0.1", [], "200000 iters";
-        messages_for_xrc: "ibv_xsrq_pingpong", "-n 4000 -s 300000", "-n 4000 -s 300000 127.0.0.1", [], "success";
+        messages_for_xrc: "ibv_xsrq_pingpong", "-n 16000 -s 300000", "-n 16000 -s 300000 127.0.0.1", [], "success";
         messages_for_xrc_on_another_model:
             "ibv_xsrq_pingpong", "-n 4000 -s 300000", "-n 4000 -s 300000 127.0.0.1", ["--model", "B"], "success";
         shared_receives_on_another_model:
