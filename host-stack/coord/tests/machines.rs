@@ -7,7 +7,7 @@ use joined::{First, Job, SECOND};
 use proptest::{prelude::*, sample::Index};
 use snaprig_coord::{
     Ns, coordinator,
-    message::{Call, Outcome, ToCoordinator, ToMember},
+    message::{Call, ToCoordinator, ToMember},
     phase::{Kind, Order, Phase},
 };
 
@@ -169,23 +169,8 @@ proptest! {
                 }
             }
         }
-        // Everybody comes back, and what was begun ends.
-        for _ in 0..200 {
-            job.settle();
-            job.pass(SECOND);
-        }
-        prop_assert_eq!(&job.coordinator.status().round, &None);
-        prop_assert!(job.peers.iter().all(|peer| !peer.is_stopped));
-        for member in job.coordinator.status().members {
-            prop_assert_eq!(member.missing, None);
-        }
-        job.summaries.clear();
-        job.order(id + 1, Order::new(Kind::Checkpoint));
-        job.settle();
-        let last = job.summaries.pop().expect("an answer").expect("a round");
-        prop_assert_eq!(last.outcome, Outcome::Complete);
-        prop_assert_eq!(last.members, 3);
-        prop_assert!(job.commits.contains(&last.round));
+        job.comes_to_rest();
+        job.has_a_checkpoint_of(id + 1, 3);
     }
 
     #[test]

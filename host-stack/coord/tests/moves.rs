@@ -139,22 +139,9 @@ proptest! {
             }
             prop_assert!(owners(&job).len() <= 1, "{:?} have it", owners(&job));
         }
-        // Everybody comes back, and what was begun ends.
-        for _ in 0..200 {
-            job.settle();
-            job.pass(SECOND);
-        }
+        job.comes_to_rest();
         prop_assert_eq!(owners(&job).len(), 1, "nobody has it");
-        prop_assert!(job.peers.iter().all(|peer| !peer.is_stopped));
         prop_assert_eq!(names(&job), ["1", "2", "3"]);
-        for member in job.coordinator.status().members {
-            prop_assert_eq!(member.missing, None);
-        }
-        job.summaries.clear();
-        job.order(id + 1, Order::new(Kind::Checkpoint));
-        job.settle();
-        let last = job.summaries.pop().expect("an answer").expect("a round");
-        prop_assert_eq!(last.outcome, Outcome::Complete);
-        prop_assert_eq!(last.members, 3);
+        job.has_a_checkpoint_of(id + 1, 3);
     }
 }

@@ -537,6 +537,29 @@ pub struct Saved<S: Sink> {
     copied: Copied,
 }
 
+/// How far the image of a member is.
+#[derive(Default)]
+pub enum Image {
+    #[default]
+    None,
+    Writing(Box<NewImage<FileSink>>),
+    /// And the round that it builds on.
+    Saved(Box<Saved<FileSink>>, Option<u64>),
+    Written(Box<Next>),
+}
+
+impl Image {
+    /// It is not to be.
+    pub fn undo(self, known: &mut History) {
+        match self {
+            Self::None => {}
+            Self::Writing(begun) => begun.abandon(known),
+            Self::Saved(saved, _) => saved.abandon(known),
+            Self::Written(next) => known.undone(*next),
+        }
+    }
+}
+
 /// An image that is where it belongs.
 pub struct Written {
     /// What it is.

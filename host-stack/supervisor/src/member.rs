@@ -4,7 +4,7 @@
 //! on, as soon as this supervisor hears of it.
 
 use crate::{
-    checkpoint::{self, CheckpointOptions, History, NewImage, Next, PreparedTree, Saved, Stopped},
+    checkpoint::{self, CheckpointOptions, History, Image, NewImage, PreparedTree, Stopped},
     faults,
     job::{Job, NOT_NOW, Note, Report},
     moving::{self, Moving},
@@ -16,10 +16,7 @@ use std::time::Duration;
 
 use libc::pid_t;
 use snaprig_ckpt::dump::{self, Purpose};
-use snaprig_ckpt_image::{
-    image::FileSink,
-    store::{Joined, Store},
-};
+use snaprig_ckpt_image::store::{Joined, Store};
 use snaprig_coord::{
     driver,
     member::Event,
@@ -50,16 +47,6 @@ struct RoundInProgress {
     image: Image,
     ready: Option<PreparedTree>,
     stopped: Option<Stopped>,
-}
-
-/// How far a member's image is.
-#[derive(Default)]
-enum Image {
-    #[default]
-    None,
-    Writing(Box<NewImage<FileSink>>),
-    Saved(Box<Saved<FileSink>>, Option<u64>),
-    Written(Box<Next>),
 }
 
 /// What comes of an event.
@@ -133,22 +120,6 @@ impl Member {
                 self.link.done(round, phase, result);
                 if gone { Done::Moved } else { Done::Nothing }
             }
-            Some(Event::Undo {
-                round,
-                in_doubt,
-                reason,
-            }) if self.moving.is_some() => {
-                let result = self.does_not_move(in_doubt, root, known, plugins);
-                if let Err(error) = &result {
-                    let why = chain(error);
-                    self.reporter
-                        .tell(event::Event::NotUndone { round, reason, why });
-                }
-                let gone = matches!(result, Ok(true));
-                let result = result.map(|_| String::new()).map_err(|error| said(&error));
-                self.link.done(round, Phase::Undo, result);
-                if gone { Done::Moved } else { Done::Nothing }
-            }
             Some(Event::Finished { .. }) if self.moving.is_some() => {
                 self.moving = None;
                 Done::Nothing
@@ -172,7 +143,13 @@ impl Member {
                 in_doubt,
                 reason,
             }) => {
-                let result = self.undo(in_doubt, known);
+                let (result, end) = match self.moving.take() {
+                    Some(moving) => {
+                        let mut parts = self.parts(root, known, plugins);
+                        (moving.undo(in_doubt, &mut parts), Done::Moved)
+                    }
+                    None => (self.undo(in_doubt, known), Done::Ended),
+                };
                 if let Err(error) = &result {
                     let why = chain(error);
                     self.reporter
@@ -181,7 +158,7 @@ impl Member {
                 let ended = result.as_ref().is_ok_and(|ended| *ended);
                 let result = result.map(|_| String::new()).map_err(|error| said(&error));
                 self.link.done(round, Phase::Undo, result);
-                if ended { Done::Ended } else { Done::Nothing }
+                if ended { end } else { Done::Nothing }
             }
             Some(Event::Finished { round, outcome }) => {
                 let taking = self.round.take().filter(|taking| taking.round == round);
@@ -220,34 +197,25 @@ impl Member {
         let none = || Error::Job {
             what: "there is no move".into(),
         };
-        let moving = self.moving.as_mut().ok_or_else(none)?;
-        let mut parts = moving::Parts {
-            link: &self.link,
-            name: &self.name,
-            root,
-            known,
-            plugins,
-        };
-        moving.phase(phase, order, &mut parts)
+        let mut moving = self.moving.take().ok_or_else(none)?;
+        let result = moving.phase(phase, order, &mut self.parts(root, known, plugins));
+        self.moving = Some(moving);
+        result
     }
 
-    /// A move is undone; or it was decided. Whether the tree is gone.
-    fn does_not_move(
-        &mut self,
-        in_doubt: bool,
+    fn parts<'a>(
+        &'a self,
         root: pid_t,
-        known: &mut History,
-        plugins: &SharedPlugins,
-    ) -> Result<bool> {
-        let mut parts = moving::Parts {
+        known: &'a mut History,
+        plugins: &'a SharedPlugins,
+    ) -> moving::Parts<'a> {
+        moving::Parts {
             link: &self.link,
             name: &self.name,
             root,
             known,
             plugins,
-        };
-        let moving = self.moving.take();
-        moving.map_or(Ok(false), |moving| moving.undo(in_doubt, &mut parts))
+        }
     }
 
     fn begin(
@@ -325,12 +293,7 @@ impl Member {
         let went = taking.stopped.take().map(Stopped::let_go).transpose();
         drop(taking.ready);
         // If it is in doubt as well: the next order names the round that there is.
-        match taking.image {
-            Image::None => {}
-            Image::Writing(begun) => begun.abandon(known),
-            Image::Saved(saved, _) => saved.abandon(known),
-            Image::Written(next) => known.undone(*next),
-        }
+        taking.image.undo(known);
         if !in_doubt {
             taking.joined.discard(&self.name)?;
         }

@@ -43,12 +43,12 @@ pub use snaprig_resources::{
 };
 
 /// What can be found out of a tree while it runs, so that it stands still for a shorter time.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Survey {
     flags: Vec<(pid_t, Flags)>,
     /// The IPC namespace is the tree's alone.
     has_own_ipc: bool,
-    purpose: Option<Purpose>,
+    purpose: Purpose,
 }
 
 impl Survey {
@@ -80,7 +80,7 @@ impl Survey {
         Ok(Self {
             flags,
             has_own_ipc,
-            purpose: Some(purpose),
+            purpose,
         })
     }
 }
@@ -202,7 +202,7 @@ pub fn describe(
         collected: &mut collected,
         shared: &mut shared,
         has_own_ipc: before.has_own_ipc,
-        purpose: before.purpose.unwrap_or(Purpose::Alone),
+        purpose: before.purpose,
     };
     for kind in &mut resources {
         kind.join(&mut tree, &mut stopped)?;

@@ -251,12 +251,10 @@ impl Machine {
         let Some(heir) = round.heir().map(str::to_owned) else {
             return;
         };
-        let number = round.number;
         round.seats.insert(heir.clone(), Seat::default());
         let entry = self.members.get(&heir);
         if entry.and_then(super::Entry::connection).is_none() {
             self.seat_lost(&heir, "it has not come");
-            self.fail_round(number, format!("{heir} has not come"));
         }
     }
 

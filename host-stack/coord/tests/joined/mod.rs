@@ -10,7 +10,7 @@ use snaprig_coord::{
     coordinator::{self, Machine as Coordinator, Output},
     member::{self, Event, Machine as Member},
     message::{Answer, Call, CallError, Outcome, Role, Summary, ToCoordinator, ToMember},
-    phase::{Moves, Order, Phase},
+    phase::{Kind, Moves, Order, Phase},
 };
 use snaprig_peers::Token;
 
@@ -437,6 +437,30 @@ impl Job {
             self.break_off(peer);
         }
         self.to_coordinator.clear();
+    }
+
+    /// Everybody comes back, and what was begun ends.
+    pub fn comes_to_rest(&mut self) {
+        for _ in 0..200 {
+            self.settle();
+            self.pass(SECOND);
+        }
+        assert_eq!(self.coordinator.status().round, None);
+        assert!(self.peers.iter().all(|peer| !peer.is_stopped));
+        for member in self.coordinator.status().members {
+            assert_eq!(member.missing, None);
+        }
+    }
+
+    /// A checkpoint of so many members can be had.
+    pub fn has_a_checkpoint_of(&mut self, id: u64, members: u32) {
+        self.summaries.clear();
+        self.order(id, Order::new(Kind::Checkpoint));
+        self.settle();
+        let last = self.summaries.pop().expect("an answer").expect("a round");
+        assert_eq!(last.outcome, Outcome::Complete);
+        assert_eq!(last.members, members);
+        assert!(self.commits.contains(&last.round));
     }
 
     /// Everybody does what is to be done, until nothing is. The disk answers, too.

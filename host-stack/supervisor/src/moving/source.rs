@@ -17,11 +17,10 @@ use snaprig_tracee::faults::reached;
 
 use super::{Parts, faults, handover::Handover};
 use crate::{
-    checkpoint::{self, CheckpointOptions, History, Mode, NewImage, PreparedTree, Saved, Stopped},
+    checkpoint::{self, CheckpointOptions, History, Image, Mode, NewImage, PreparedTree, Stopped},
     plugins::JobRound,
 };
 
-/// Sockets of a tree, some at a time, need a purpose of their own.
 const PURPOSE: Purpose = Purpose::MovingWithSockets;
 
 /// A tree that leaves.
@@ -34,15 +33,6 @@ pub struct Leaving {
     image: Image,
     ready: Option<PreparedTree>,
     stopped: Option<Stopped>,
-}
-
-#[derive(Default)]
-enum Image {
-    #[default]
-    None,
-    Writing(Box<NewImage<FileSink>>),
-    Saved(Box<Saved<FileSink>>),
-    Written(Box<checkpoint::Next>),
 }
 
 impl Leaving {
@@ -110,13 +100,14 @@ impl Leaving {
             }
         };
         let stopped = self.stopped.insert(stopped);
-        self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?));
+        self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?), None);
         Ok(())
     }
 
     /// The heir gets all of it, and is in the job.
     pub fn hand_over(&mut self, directory: &Path, board: &Board) -> Result<()> {
-        let (Some(stopped), Image::Saved(saved)) = (&self.stopped, std::mem::take(&mut self.image))
+        let (Some(stopped), Image::Saved(saved, _)) =
+            (&self.stopped, std::mem::take(&mut self.image))
         else {
             return Err(super::nonsense("the tree does not stand still"));
         };
@@ -151,12 +142,7 @@ impl Leaving {
         drop(self.handover);
         let went = self.stopped.map(Stopped::let_go).transpose();
         drop(self.ready);
-        match self.image {
-            Image::None => {}
-            Image::Writing(begun) => begun.abandon(known),
-            Image::Saved(saved) => saved.abandon(known),
-            Image::Written(next) => known.undone(*next),
-        }
+        self.image.undo(known);
         went.map(drop)
     }
 }
