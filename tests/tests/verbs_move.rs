@@ -6,7 +6,7 @@ mod fabric;
 
 use std::{os::unix::process::CommandExt, path::PathBuf, process::Child};
 
-use checkpointed::{at_work, ckpt_of, nodes};
+use checkpointed::{JobOnNodes, at_work, ckpt_of, nodes};
 use fabric::{assert_success, one_job, text, wait_until};
 
 /// A server at node 1, and its client at node 2 once it listens.
@@ -120,4 +120,25 @@ fn connections_of_the_manager_stay() {
     let text = pair.ended(program);
     assert!(text.contains("rdma_cm"), "{text}");
     assert!(text.matches("3000000").count() >= 2, "{text}");
+}
+
+/// A job of which one node has moved is checkpointed and restarted like any other.
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn an_mpi_job_that_has_moved_is_restarted() {
+    let _alone = one_job();
+    let mut job = JobOnNodes::launched_beside_a_spare("onesided", &["--pace-us", "200000"]);
+    job.moves("node3", "node5");
+    job.dump("--leave-running");
+    job.moves("node2", "node3");
+    job.dump("--kill");
+    job.before = job.ended();
+    assert_eq!(job.restarted("4", &["--model", "B"]), job.kernel.golden);
 }

@@ -48,6 +48,11 @@ pub enum Event {
         /// Where what it was before the restart is.
         kept: PathBuf,
     },
+    /// A tree that moves has ordinary pages from now on, where it had huge ones.
+    OrdinaryPages {
+        /// Why.
+        why: String,
+    },
     /// The tree was launched with a descriptor that whoever restarts it does not have.
     DescriptorMissing {
         /// Its number.
@@ -140,6 +145,9 @@ impl Display for Event {
             Self::Failed { why } => f.write_str(why),
             Self::NotTaken { why } => write!(f, "no checkpoint was taken: {why}"),
             Self::OlderStay { why } => write!(f, "older checkpoints stay: {why}"),
+            Self::OrdinaryPages { why } => {
+                write!(f, "ordinary pages in place of huge ones: {why}")
+            }
             Self::PassedOver { round, why } => {
                 write!(f, "checkpoint {round} is passed over: {why}")
             }

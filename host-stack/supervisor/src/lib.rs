@@ -44,7 +44,7 @@ mod supervisor;
 mod together;
 
 pub use snaprig_ckpt_image::interval::Policy;
-pub use snaprig_resources::error::{Error, Result};
+pub use snaprig_resources::error::{Error, Result, chain};
 pub use snaprig_resources::event::{Event, Observer, Reporter};
 
 pub use self::{

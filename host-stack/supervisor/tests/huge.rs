@@ -213,6 +213,30 @@ fn of_a_job() {
     assert_eq!(output.matches("right").count(), 2, "{output}");
 }
 
+/// Who moves has all memory twice for a moment.
+#[test]
+#[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]
+fn who_moves_where_they_are_too_few_has_ordinary_ones() {
+    let Some(pages) = HugePages::reserve(USUAL, PAGES) else {
+        return;
+    };
+    for segments in ["-DSEGMENTS", "-DNO_SEGMENTS"] {
+        let (_directory, huge) = compiled("huge.c", &["-DORDINARY_LATER", segments, "-Wno-unused"]);
+        let mut trees = Trees::new();
+        trees.launch("one", &[&huge, "2"]);
+        trees.wait_for("ready");
+        pages.set(0);
+        trees.begin_move("one", None);
+        trees.wait_for("one has moved");
+        trees.wait_for("ordinary pages in place of huge ones");
+        pages.set(PAGES);
+        trees.tell("go");
+        let (statuses, output) = (trees.ended(), trees.output());
+        assert!(statuses.iter().all(|status| *status == 0), "{output}");
+        assert_eq!(output.matches("right").count(), 1, "{output}");
+    }
+}
+
 /// The program is not lost, and restarts as soon as there are enough.
 #[test]
 #[cfg_attr(not(is_root), ignore = "only root reserves huge pages")]

@@ -215,12 +215,9 @@ impl JobOnNodes {
         Self::launched_on(name, (count, ranks), &[], flags)
     }
 
-    /// The same on four nodes, two ranks on each; there is a fifth one. It takes no huge pages, of which machines have few: what
-    /// moves has its memory twice.
+    /// The same on four nodes, two ranks on each; there is a fifth one.
     pub fn launched_beside_a_spare(name: &str, flags: &[&str]) -> Self {
-        let small = ["-x", "UCX_ALLOC_PRIO=thp,md:*,mmap,heap"];
         let hosts = ["-host", "node1:2,node2:2,node3:2,node4:2"];
-        let hosts = [&hosts[..], &small].concat();
         Self::launched_on(name, ("5", 8), &hosts, flags)
     }
 

@@ -57,6 +57,14 @@ pub struct Move {
     json: bool,
 }
 
+/// What came of a move, for who has asked for it from elsewhere.
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Moved(Moved),
+    /// The member stays where it is: why.
+    Stays(String),
+}
+
 /// A member goes on elsewhere.
 #[derive(Serialize, Deserialize)]
 struct Moved {
@@ -65,6 +73,19 @@ struct Moved {
     blackout_ms: f64,
     took_ms: f64,
     steps_ms: Vec<(String, f64)>,
+}
+
+impl From<&snaprig_supervisor::Moved> for Moved {
+    fn from(moved: &snaprig_supervisor::Moved) -> Self {
+        let ms = |ns: &u64| *ns as f64 / 1e6;
+        let steps = moved.steps.iter();
+        Self {
+            member: moved.member.clone(),
+            blackout_ms: moved.pause().as_secs_f64() * 1e3,
+            took_ms: moved.took.as_secs_f64() * 1e3,
+            steps_ms: steps.map(|(step, ns)| (step.clone(), ms(ns))).collect(),
+        }
+    }
 }
 
 impl Moved {
@@ -88,25 +109,22 @@ pub fn take(options: &Move) -> Result<ExitCode, AnyError> {
     let job = Job::open(&options.job)?.told_to(&super::reporter());
     let patience = super::seconds(options.patience)?;
     let status = snaprig_supervisor::inherit(&job, &options.member, patience, |moved| {
-        let moved = Moved {
-            member: moved.member.clone(),
-            blackout_ms: moved.pause().as_secs_f64() * 1e3,
-            took_ms: moved.took.as_secs_f64() * 1e3,
-            steps_ms: moved
-                .steps
-                .iter()
-                .map(|(step, ns)| (step.clone(), *ns as f64 / 1e6))
-                .collect(),
-        };
-        // It has moved, whoever hears of that.
-        let _ = match &options.tell {
-            Some(file) => serde_json::to_vec(&moved)
-                .map_err(AnyError::from)
-                .and_then(|text| Ok(requests::put(file, &text)?)),
-            None => moved.print("here", options.json),
+        // It has moved or not, whoever hears of that.
+        let _ = match (moved.as_ref().map(Moved::from), &options.tell) {
+            (Ok(moved), Some(file)) => answer(file, &Answer::Moved(moved)),
+            (Ok(moved), None) => moved.print("here", options.json),
+            (Err(error), Some(file)) => {
+                answer(file, &Answer::Stays(snaprig_supervisor::chain(error)))
+            }
+            // The supervisor says why.
+            (Err(_), None) => Ok(()),
         };
     })?;
     Ok(ExitCode::from(status as u8))
+}
+
+fn answer(file: &Path, answer: &Answer) -> Result<(), AnyError> {
+    Ok(requests::put(file, &serde_json::to_vec(answer)?)?)
 }
 
 fn ask_to_move(options: &Move, node: &str) -> Result<ExitCode, AnyError> {
@@ -119,15 +137,16 @@ fn ask_to_move(options: &Move, node: &str) -> Result<ExitCode, AnyError> {
         .into());
     }
     let said = requests::ask_to_move(&asked, node, &options.member)?;
-    let Ok(moved) = serde_json::from_str::<Moved>(&said) else {
-        let member = &options.member;
-        return Err(format!(
-            "{member} stays where it is: why is on the standard error of `snaprig nodes`"
-        )
-        .into());
+    let member = &options.member;
+    let why = match serde_json::from_str(&said) {
+        Ok(Answer::Moved(moved)) => {
+            moved.print(&format!("on {node}"), options.json)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Ok(Answer::Stays(why)) => why,
+        Err(_) => "why is on the standard error of `snaprig nodes`".to_owned(),
     };
-    moved.print(&format!("on {node}"), options.json)?;
-    Ok(ExitCode::SUCCESS)
+    Err(format!("{member} stays where it is: {why}").into())
 }
 
 pub fn coordinate(options: &Coordinator) -> Result<ExitCode, AnyError> {

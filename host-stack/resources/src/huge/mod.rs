@@ -9,7 +9,7 @@ pub mod save;
 
 use snaprig_ckpt_image::chain::Chain;
 
-pub use self::restore::{explained, map_flags};
+pub use self::restore::{do_without, explained, map_flags};
 use crate::{error::Result, resource::Resource, state::Tree};
 
 /// Huge pages of a tree.

@@ -57,6 +57,28 @@ pub fn enough(tree: &Tree, chain: &Chain) -> Result<()> {
     Ok(())
 }
 
+/// Takes ordinary pages for a tree's huge ones if those are too few; why. Files in a hugetlbfs are what they are. A segment
+/// then has the size of all its pages.
+pub fn do_without(tree: &mut Tree, chain: &Chain) -> Result<Option<String>> {
+    let why = match enough(tree, chain) {
+        Err(Error::Missing { what }) => what,
+        other => return other.map(|()| None),
+    };
+    let bodies = tree.processes.iter_mut();
+    let areas = bodies.flat_map(|process| process.body.iter_mut().flat_map(|it| &mut it.areas));
+    for area in areas.filter(|area| !matches!(area.backing, Backing::File { .. })) {
+        area.huge_bytes = 0;
+    }
+    for memory in &mut tree.shared {
+        memory.huge_bytes = 0;
+    }
+    for segment in tree.sysv.iter_mut().flat_map(|sysv| &mut sysv.segments) {
+        segment.size = segment.mapped_bytes();
+        segment.huge_bytes = 0;
+    }
+    Ok(Some(why))
+}
+
 /// How many pages can be had, as soon as they are enough: the kernel gives back what an IPC namespace had some time after
 /// its last process has ended, and most often that is the same program.
 fn available(page_bytes: u64, enough: u64) -> Option<u64> {

@@ -169,7 +169,9 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
                 .and_then(|name| name.to_str())
                 .unwrap_or_default();
             snaprig_supervisor::inherit(&job, member, PATIENCE, |moved| {
-                println!("{} has moved", moved.member);
+                if let Ok(moved) = moved {
+                    println!("{} has moved", moved.member);
+                }
             })
         }
         Some("restart-job") => {

@@ -4,7 +4,7 @@
 //! source                                                heir
 //!   | -- Sheet, image, network namespace ---------------> |
 //!   | -- the sockets, a few at a time ------------------> |
-//!   | <- Joined: it is in the job ----------------------- |
+//!   | <- joined, or why it is not ------------------------- |
 //!   |    ... the socket ends with either side ...         |
 //! ```
 
@@ -19,7 +19,7 @@ use rustix::net::{SocketFlags, sockopt};
 use serde::{Deserialize, Serialize};
 use snaprig_peers::packets::{self, FDS_MAX};
 use snaprig_resources::{
-    error::{Error, Result},
+    error::{Error, Result, chain},
     opened::Carried,
 };
 
@@ -28,7 +28,9 @@ const SHEET_MAX: usize = 128 << 10;
 /// A message whose descriptors are all of it.
 const MORE: &[u8] = b"+";
 /// The heir is in the job.
-const JOINED: &[u8] = b"joined";
+const JOINED: &str = "joined";
+/// Most bytes of what it says.
+const SAID_MAX: usize = 2000;
 
 /// What comes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -128,20 +130,24 @@ impl Handover {
         })
     }
 
-    /// The heir says that it is in the job.
-    pub fn say_joined(&self) -> Result<()> {
-        packets::send(&self.0, JOINED, &[]).map_err(failed)
+    /// The heir says that it is in the job, or why it is not.
+    pub fn say_joined<T>(&self, joined: &Result<T>) -> Result<()> {
+        let said = match joined {
+            Ok(_) => JOINED.to_owned(),
+            Err(error) => chain(error),
+        };
+        packets::send(&self.0, &said.as_bytes()[..said.len().min(SAID_MAX)], &[]).map_err(failed)
     }
 
-    /// Until the heir has said so.
+    /// Until the heir has said that it is in the job.
     pub fn wait_until_joined(&self) -> Result<()> {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; SAID_MAX];
         let received = packets::receive(&self.0, &mut bytes).map_err(failed)?;
-        match received {
-            Some((len, _)) if &bytes[..len] == JOINED => Ok(()),
-            _ => Err(Error::Job {
-                what: "where the tree is to go on, it cannot be restored (what that says is on its standard error)"
-                    .into(),
+        let said = received.map(|(len, _)| String::from_utf8_lossy(&bytes[..len]));
+        match said.as_deref().unwrap_or("it has ended") {
+            JOINED => Ok(()),
+            why => Err(Error::Job {
+                what: format!("where the tree is to go on, it cannot be restored: {why}"),
             }),
         }
     }

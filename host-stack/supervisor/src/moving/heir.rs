@@ -2,7 +2,14 @@
 //!
 //! What must stay true: nothing of the tree runs here before it is decided that it moves.
 
-use std::{fs, io, os::fd::AsFd, path::PathBuf, process, time::Duration};
+use std::{
+    fs,
+    io::{self, PipeReader},
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    process,
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
@@ -20,6 +27,7 @@ use snaprig_peers::{packets, token::random};
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
+    event, huge,
     state::Tree,
 };
 use snaprig_tracee::faults::{begin_round, reached};
@@ -45,12 +53,12 @@ const SOCKET: &str = "heir";
 const LEAVING: Duration = Duration::from_secs(10);
 
 /// Has the tree of a member of a running job go on here, and supervises it to its end; its exit status. `told` hears what
-/// it took, in a process of its own. The calling process has one thread.
+/// became of that, in a process of its own. The calling process has one thread.
 pub fn inherit(
     job: &Job,
     member: &str,
     patience: Duration,
-    told: impl FnOnce(&Moved),
+    told: impl FnOnce(&Result<Moved>),
 ) -> Result<i32> {
     let own = random::<16>().map_err(|source| Error::io("random bytes", source))?;
     let name: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -72,12 +80,23 @@ pub fn inherit(
         note,
         directory,
     };
-    let arrived = heir.arrives(patience, told);
+    let listener = packets::listen(&path, 1, SocketFlags::empty());
+    let listener = listener.map_err(failed)?;
+    let ordered = heir.orders(patience, told)?;
+    let arrived = heir.arrives(&listener, &ordered, patience);
     // The path need not be there any more.
     let _ = fs::remove_file(&path);
     let done = arrived.and_then(|(handover, arrived)| heir.takes(handover, arrived));
+    if done.is_err() {
+        // Whoever asked for it hears why from the order.
+        let _ = io::copy(&mut &ordered, &mut io::sink());
+    }
     let _ = fs::remove_dir_all(&heir.directory);
     done
+}
+
+fn failed(source: impl Into<io::Error>) -> Error {
+    Error::io("the heir's socket", source.into())
 }
 
 struct Heir<'a> {
@@ -88,31 +107,35 @@ struct Heir<'a> {
 }
 
 impl Heir<'_> {
-    /// Orders the move, by a process of its own, and waits for the tree.
-    fn arrives(
-        &self,
-        patience: Duration,
-        told: impl FnOnce(&Moved),
-    ) -> Result<(Handover, Arrived)> {
-        let failed = |source: io::Error| Error::io("the heir's socket", source);
-        let listener = packets::listen(&self.note.heir, 1, SocketFlags::empty());
-        let listener = listener.map_err(failed)?;
-        // Readable when the order has ended.
+    /// Orders the move, by a process of its own; what has its end with that one's.
+    fn orders(&self, patience: Duration, told: impl FnOnce(&Result<Moved>)) -> Result<PipeReader> {
         let (ordered, orders) = io::pipe().map_err(failed)?;
         // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         match unsafe { libc::fork() } {
             0 => process::exit(self.order(patience, told)),
-            child if child < 0 => return Err(failed(io::Error::last_os_error())),
-            _ => drop(orders),
+            child if child < 0 => Err(failed(io::Error::last_os_error())),
+            _ => {
+                drop(orders);
+                Ok(ordered)
+            }
         }
+    }
+
+    /// Waits for the tree, as long as its order is under way.
+    fn arrives(
+        &self,
+        listener: &OwnedFd,
+        ordered: &PipeReader,
+        patience: Duration,
+    ) -> Result<(Handover, Arrived)> {
         let mut ready = [
-            PollFd::new(&listener, PollFlags::IN),
-            PollFd::new(&ordered, PollFlags::IN),
+            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(ordered, PollFlags::IN),
         ];
         loop {
             match poll(&mut ready, None) {
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed(error.into())),
+                Err(error) => return Err(failed(error)),
                 Ok(_) if ready[0].revents().contains(PollFlags::IN) => break,
                 Ok(_) => {
                     return Err(Error::Job {
@@ -121,19 +144,18 @@ impl Heir<'_> {
                 }
             }
         }
-        let handover = Handover::accept(&listener)?;
+        let handover = Handover::accept(listener)?;
         handover.wait_no_longer_than(patience)?;
         let arrived = handover.receive()?;
         Ok((handover, arrived))
     }
 
     /// In a process of its own: the order, to its end.
-    fn order(&self, patience: Duration, told: impl FnOnce(&Moved)) -> i32 {
-        match job::move_member(self.job, &self.moves, &self.note, patience) {
-            Ok(moved) => {
-                told(&moved);
-                0
-            }
+    fn order(&self, patience: Duration, told: impl FnOnce(&Result<Moved>)) -> i32 {
+        let moved = job::move_member(self.job, &self.moves, &self.note, patience);
+        told(&moved);
+        match moved {
+            Ok(_) => 0,
             Err(error) => {
                 self.job.reporter.failed(&error);
                 1
@@ -150,14 +172,17 @@ impl Heir<'_> {
             std::os::fd::AsRawFd::as_raw_fd(&arrived.image)
         );
         let chain = Chain::open(&[PathBuf::from(image)])?;
-        let tree = restart::read_tree(&chain)?;
+        let mut tree = restart::read_tree(&chain)?;
         let job = self.job;
+        // Memory is there twice: it is the move that makes them too few.
+        if let Some(why) = huge::do_without(&mut tree, &chain)? {
+            job.reporter.tell(event::Event::OrdinaryPages { why });
+        }
         let tree = &tree;
         again::within(tree, &job.reporter, move |complete| {
-            self.be_where(&arrived)?;
-            let mut parts = Parts::new(&self.directory, job.store()?)?;
-            let link = job.inherit(&self.moves.heir)?;
-            handover.say_joined()?;
+            let joined = self.joins(&arrived);
+            handover.say_joined(&joined)?;
+            let (mut parts, link) = joined?;
             let inheritance = Inheritance {
                 heir: self,
                 link: &link,
@@ -179,6 +204,13 @@ impl Heir<'_> {
             parts.member = Some(Member::inherited(job, &self.moves.member, link)?);
             Supervisor::of_restarted(parts, tree, Vec::new(), &Options::of_member(job)).run()
         })
+    }
+
+    /// Joins the job, where the tree can be restored.
+    fn joins(&self, arrived: &Arrived) -> Result<(Parts, driver::Member)> {
+        self.be_where(arrived)?;
+        let parts = Parts::new(&self.directory, self.job.store()?)?;
+        Ok((parts, self.job.inherit(&self.moves.heir)?))
     }
 
     /// In the network namespace of the tree: its sockets are there, and its addresses.
