@@ -25,6 +25,7 @@
 
 pub mod dump;
 pub mod faults;
+mod locks;
 pub mod restart;
 mod show;
 

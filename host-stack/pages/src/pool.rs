@@ -176,6 +176,11 @@ impl Pool {
         let _ = fallocate(&self.file, hole, free.start, length);
     }
 
+    /// Nothing is registered any more; its pages stay in the pool, to be registered again.
+    pub fn begin_anew(&self) {
+        *self.lock() = Pages::default();
+    }
+
     /// Where the program has pages of the pool.
     pub fn shared(&self) -> io::Result<Vec<Range>> {
         let all = Range {

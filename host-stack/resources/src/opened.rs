@@ -21,6 +21,8 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
+use serde::{Deserialize, Serialize};
+
 use crate::{
     error::{Error, Result},
     state::{FileId, OpenFile, Tree},
@@ -33,8 +35,17 @@ pub const MAKING: i32 =
 /// link of /proc, or opens the link itself (O_PATH).
 pub const OF_NAME: i32 = libc::O_NOFOLLOW | libc::O_TMPFILE;
 
-/// Sockets that come along with a tree, by inode.
-pub type Carried = BTreeMap<u64, OwnedFd>;
+/// What comes along with a tree as it is, by what the image calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Item {
+    /// A socket, by inode.
+    Socket(u64),
+    /// Shared memory, by its space.
+    Memory(u32),
+}
+
+/// What has come along.
+pub type Carried = BTreeMap<Item, OwnedFd>;
 
 /// All that is open for a tree.
 #[derive(Debug)]
@@ -45,7 +56,7 @@ pub struct Opened {
     pub files: Vec<RawFd>,
     /// Its shared memory, by number in the image: to be filled, and to be mapped.
     pub shared: Vec<(RawFd, RawFd)>,
-    /// Sockets that are there still, by inode, if they have come along: they are not made again.
+    /// Sockets and memory that are there still, if they have come along: they are not made again.
     pub carried: Option<Carried>,
     /// What is mapped: by name, and whether it is written to.
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
@@ -92,6 +103,11 @@ impl Opened {
     /// The descriptor of what is mapped of a file.
     pub fn mapped(&self, file: &FileId, write: bool) -> Option<RawFd> {
         self.mapped.get(&(file.path.clone(), write)).copied()
+    }
+
+    /// What has come along.
+    pub fn carried(&mut self, item: Item) -> Option<OwnedFd> {
+        self.carried.as_mut()?.remove(&item)
     }
 
     /// What is to be mapped of a file.

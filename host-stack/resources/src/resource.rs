@@ -27,7 +27,7 @@ use crate::{
     files::named::Named,
     growing::Growing,
     memory::shared::Shared,
-    opened::Opened,
+    opened::{Item, Opened},
     plugins::owned::Owned,
     spaces::Spaces,
     state::{Body, Kind, Lock, OpenFile, Process, Tree},
@@ -43,8 +43,8 @@ pub enum Purpose {
     Job,
     /// It is to go on while what it has here may be there still.
     Moving,
-    /// The same, on this machine: its sockets go along as they are, whoever is at their other ends.
-    MovingWithSockets,
+    /// The same, on this machine: its sockets and shared memory go along as they are, whoever else has them.
+    MovingAlong,
 }
 
 /// A tree that runs.
@@ -181,8 +181,8 @@ pub trait Resource {
         Ok(())
     }
 
-    /// Open files that go along as they are, by what the image calls them ([`Opened::carried`]).
-    fn carried(&self, open: &[OpenFile]) -> Vec<(u64, BorrowedFd<'_>)> {
+    /// What goes along as it is ([`Opened::carried`]).
+    fn carried(&self, open: &[OpenFile]) -> Vec<(Item, BorrowedFd<'_>)> {
         Vec::new()
     }
 

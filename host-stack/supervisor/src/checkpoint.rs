@@ -36,6 +36,7 @@ use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
+    opened::Item,
     plugins::owned::Owned,
     spaces::Spaces,
 };
@@ -471,12 +472,13 @@ impl Stopped {
     }
 
     /// Its open files that go along as they are.
-    pub fn carried(&self) -> Vec<(u64, BorrowedFd<'_>)> {
+    pub fn carried(&self) -> Vec<(Item, BorrowedFd<'_>)> {
         self.described.carried()
     }
 
     /// The tree ends, for it goes on elsewhere, with what it has carried along.
     pub fn hand_over(self) -> Pause {
+        self.described.forget_locks(&self.frozen);
         self.kill()
     }
 

@@ -2,9 +2,9 @@
 
 mod common;
 
-use std::{fs, thread, time::Duration};
+use std::{fs, os::unix::fs::FileExt, thread, time::Duration};
 
-use common::{Trees, program, rounds, wait_until};
+use common::{Trees, compiled, program, rounds, wait_until};
 
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -72,6 +72,45 @@ fn a_member_that_has_moved_is_restarted_from_a_checkpoint_by_its_name() {
     fs::write(trees.directory.path().join("out"), "").unwrap();
     trees.begin_restart(None);
     are_right(&mut trees);
+}
+
+/// Memory that others have is the same before and after; and one that does not move in the end is as it was.
+#[test]
+fn shared_memory_goes_along_as_it_is() {
+    for dies in [None, Some("move.restored")] {
+        let (_directory, along) = compiled("along.c", &[]);
+        let mut trees = Trees::new();
+        trees.launch("one", &[&along]);
+        trees.wait_for("ready");
+        let memory = memory_of(&along);
+        let file = fs::File::open(&memory).unwrap();
+        trees.begin_move("one", dies);
+        match dies {
+            None => trees.wait_for("one has moved"),
+            Some(_) => assert_ne!(trees.last_ended(), 0),
+        }
+        trees.tell("go");
+        let (ended, output) = (trees.ended(), trees.output());
+        assert!(output.contains("right"), "{ended:?}: {output}");
+        let mut first = [0; 13];
+        file.read_exact_at(&mut first, 0).unwrap();
+        assert_eq!(&first, b"written later");
+    }
+}
+
+/// The memfd of a program, as one of its processes has it.
+fn memory_of(program: &str) -> std::path::PathBuf {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let of_program = processes.filter(|entry| {
+        let exe = fs::read_link(entry.path().join("exe"));
+        exe.is_ok_and(|exe| exe.as_os_str() == program)
+    });
+    let files = of_program.filter_map(|entry| fs::read_dir(entry.path().join("fd")).ok());
+    let mut files = files.flatten().flatten().map(|entry| entry.path());
+    let is_it = |path: &std::path::PathBuf| {
+        fs::read_link(path).is_ok_and(|to| to.as_os_str() == "/memfd:along (deleted)")
+    };
+    files.find(is_it).expect("it is open")
 }
 
 #[test]

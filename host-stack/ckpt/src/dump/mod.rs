@@ -22,6 +22,7 @@ use snaprig_resources::{
     collected::Collected,
     error::Result,
     memory::shared::Shared,
+    opened::Item,
     plugins::owned::Owned,
     resource::{Resources, Running, Stopped, TreeContext},
     spaces::{Key, Spaces},
@@ -31,6 +32,8 @@ use snaprig_tracee::{
     freeze::{self, Frozen, HeldProcess},
     memory,
 };
+
+use crate::locks;
 
 use self::areas::Flags;
 pub use self::{
@@ -112,12 +115,20 @@ impl Described {
         kinds.try_for_each(|kind| kind.meet_others(open, board))
     }
 
-    /// Open files that go along as they are, by what the image calls them.
-    pub fn carried(&self) -> Vec<(u64, BorrowedFd<'_>)> {
+    /// What goes along as it is, by what the image calls it.
+    pub fn carried(&self) -> Vec<(Item, BorrowedFd<'_>)> {
         let kinds = self.resources.iter();
         kinds
             .flat_map(|kind| kind.carried(&self.tree.files))
             .collect()
+    }
+
+    /// Its threads end without what they hold: robust locks in memory that has gone along are those of who goes on with it.
+    pub fn forget_locks(&self, frozen: &Frozen) {
+        for (held, process) in frozen.processes.iter().zip(&self.tree.processes) {
+            // It is decided: nothing is left to be done about one that fails.
+            let _ = locks::hide(process, held.handle());
+        }
     }
 
     /// The image is complete, and the tree is to end.

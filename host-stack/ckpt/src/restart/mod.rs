@@ -21,7 +21,10 @@ mod vdso;
 
 use std::os::fd::OwnedFd;
 
-use crate::faults;
+use crate::{
+    faults,
+    locks::{self, Hidden},
+};
 use libc::pid_t;
 use snaprig_ckpt_image::chain::Chain;
 use snaprig_tracee::faults::reached;
@@ -60,6 +63,8 @@ pub struct Restored<'a> {
     opened: Option<Opened>,
     resources: Resources,
     threads: Vec<Tracee>,
+    /// Locks in memory that has come along: until all runs, its threads may have to end without a trace.
+    hidden: Vec<Hidden>,
     runs: bool,
 }
 
@@ -97,6 +102,7 @@ impl<'a> Restored<'a> {
             opened: Some(opened),
             resources,
             threads: Vec::new(),
+            hidden: Vec::new(),
             runs: false,
         })
     }
@@ -113,7 +119,7 @@ impl<'a> Restored<'a> {
             return Ok(());
         };
         let made = (opened, &self.resources);
-        self.threads = grow(self.tree, chain, made, drops_privileges, board)?;
+        (self.threads, self.hidden) = grow(self.tree, chain, made, drops_privileges, board)?;
         Ok(())
     }
 
@@ -136,6 +142,9 @@ impl<'a> Restored<'a> {
 
     /// All of it runs.
     pub fn go(mut self, complete: Complete) -> Result<()> {
+        for hidden in self.hidden.drain(..) {
+            hidden.show()?;
+        }
         let_go(&self.threads, complete)?;
         self.runs = true;
         self.resources
@@ -213,7 +222,7 @@ fn grow(
     (opened, resources): (&mut Opened, &Resources),
     drops_privileges: bool,
     board: Option<&Board>,
-) -> Result<Vec<Tracee>> {
+) -> Result<(Vec<Tracee>, Vec<Hidden>)> {
     let quiet = board.map(Board::quiet);
     seed::plant(tree, opened, resources)?;
     drop(quiet);
@@ -232,6 +241,12 @@ fn grow(
     fill::fill(chain, &targets).map_err(|error| huge::explained(tree, error))?;
     drop(targets);
     reached(&faults::RESTART_FILLED);
+    let mut hidden = Vec::new();
+    if opened.carried.is_some() {
+        for process in &tree.processes {
+            hidden.extend(locks::hide(process, process.pid)?);
+        }
+    }
     let mut kinds = resources.iter();
     let all: Vec<&snaprig_resources::growing::Growing<'_>> =
         growing.iter().map(|one| &one.0).collect();
@@ -251,7 +266,7 @@ fn grow(
             unsafe { libc::kill(process.pid, signal) };
         }
     }
-    Ok(threads)
+    Ok((threads, hidden))
 }
 
 /// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has

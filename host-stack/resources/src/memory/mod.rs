@@ -5,16 +5,22 @@
 //! |---|---|
 //! | size, seals, name, huge pages, what is in it | saved |
 //! | secret memory (memfd_secret(2)) | refused |
+//!
+//! Where the tree moves on its machine, memory goes along as it is, whatever has it: nothing of it is copied.
 
+mod along;
 mod restore;
 mod save;
 pub mod shared;
 pub mod state;
 mod unlinked;
 
-use std::os::{
-    fd::{AsRawFd, OwnedFd},
-    unix::ffi::OsStrExt,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
 };
 
 use snaprig_tracee::freeze::Frozen;
@@ -29,8 +35,8 @@ use crate::{
     descriptor::FoundDescriptor,
     error::{Error, Result},
     huge::{self, pages, save::Untold},
-    opened::{Opened, damaged, open_again, seek},
-    resource::{FoundFile, Resource, Saved, TreeContext},
+    opened::{Item, Opened, damaged, open_again, seek},
+    resource::{FoundFile, Purpose, Resource, Saved, Stopped, TreeContext},
     spaces::{Key, Spaces},
     state::{Kind, OpenFile, SharedMemory, Tree},
     target::{Target, Targets},
@@ -41,6 +47,12 @@ use crate::{
 pub struct Memory {
     /// Where page tables do not tell of all huge pages that are there.
     untold: Untold,
+    /// It goes along with the tree where it can.
+    moves: bool,
+    /// What goes along as it is, and no image has, by its space.
+    along: BTreeMap<u32, OwnedFd>,
+    /// Spaces of what has come along.
+    came: BTreeSet<u32>,
 }
 
 impl Resource for Memory {
@@ -69,9 +81,24 @@ impl Resource for Memory {
         Ok(())
     }
 
+    fn join(&mut self, _: &mut Tree, stopped: &mut Stopped<'_>) -> Result<()> {
+        self.moves = stopped.purpose == Purpose::MovingAlong;
+        Ok(())
+    }
+
     fn scan(&mut self, tree: &Tree, shared: &Shared, frozen: &mut Frozen) -> Result<()> {
         self.untold = huge::save::find_objects(frozen, &shared.met, tree)?;
+        if self.moves {
+            self.along = along::find(tree, &shared.met);
+        }
         Ok(())
+    }
+
+    fn carried(&self, _: &[OpenFile]) -> Vec<(Item, BorrowedFd<'_>)> {
+        let along = self.along.iter();
+        along
+            .map(|(space, fd)| (Item::Memory(*space), fd.as_fd()))
+            .collect()
     }
 
     fn write(
@@ -83,6 +110,9 @@ impl Resource for Memory {
     ) -> Result<()> {
         for object in &shared.met {
             let space = spaces.meet(Key::Shared(object.id.0, object.id.1));
+            if self.along.contains_key(&space.number()) {
+                continue;
+            }
             let wrote = match (object.huge_bytes, object.open) {
                 (1.., None) => {
                     huge::save::write_object(space.number(), object, &self.untold, writer)?
@@ -98,8 +128,13 @@ impl Resource for Memory {
         let by_name = unlinked::by_name(tree);
         let mut unlinked = (!by_name.is_empty()).then(Unlinked::mount).transpose()?;
         for (number, shared) in (0..).zip(&tree.shared) {
-            let (memory, view) = match (unlinked.as_mut(), by_name.get(&number)) {
-                (Some(unlinked), Some(flags)) => unlinked.make(number, shared.size, *flags)?,
+            let carried = opened.carried(Item::Memory(shared.space));
+            let (memory, view) = match (carried, unlinked.as_mut(), by_name.get(&number)) {
+                (Some(carried), ..) => {
+                    self.came.insert(shared.space);
+                    restore::with_view(shared, carried)?
+                }
+                (_, Some(unlinked), Some(flags)) => unlinked.make(number, shared.size, *flags)?,
                 _ => restore::memfd(shared)?,
             };
             let memory = (opened.keep(memory)?, opened.keep(view)?);
@@ -123,6 +158,9 @@ impl Resource for Memory {
 
     fn targets(&self, tree: &Tree, opened: &Opened, targets: &mut Targets) -> Result<()> {
         for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
+            if self.came.contains(&shared.space) {
+                continue;
+            }
             let target = match shared.huge_bytes {
                 0 => Target::New(*memory),
                 // There is nothing to map.
@@ -140,7 +178,7 @@ impl Resource for Memory {
     }
 
     fn finish(&self, tree: &Tree, opened: &Opened) -> Result<()> {
-        restore::finish(tree, opened)
+        restore::finish(tree, opened, &self.came)
     }
 
     fn describe(&self, file: &OpenFile) -> Option<String> {

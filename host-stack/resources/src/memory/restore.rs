@@ -1,6 +1,7 @@
 //! Makes memory that several processes can map.
 
 use std::{
+    collections::BTreeSet,
     ffi::CString,
     fs::File,
     os::fd::{AsRawFd, OwnedFd},
@@ -36,16 +37,23 @@ pub fn memfd(shared: &SharedMemory) -> Result<(OwnedFd, OwnedFd)> {
     let file = File::from(memory);
     file.set_len(shared.size)
         .map_err(|source| Error::io("memfd", source))?;
-    let view = match shared.seals & libc::F_SEAL_WRITE {
-        0 => duplicate(file.as_raw_fd())?,
-        _ => open_again(file.as_raw_fd(), libc::O_RDONLY)?,
-    };
-    Ok((file.into(), view))
+    with_view(shared, file.into())
 }
 
-/// When all processes have it: its size, for it was filled by whole pages, and what it is sealed against.
-pub fn finish(tree: &Tree, opened: &Opened) -> Result<()> {
-    for (shared, (memory, _)) in tree.shared.iter().zip(&opened.shared) {
+/// Memory, and a descriptor of it to be mapped.
+pub fn with_view(shared: &SharedMemory, memory: OwnedFd) -> Result<(OwnedFd, OwnedFd)> {
+    let view = match shared.seals & libc::F_SEAL_WRITE {
+        0 => duplicate(memory.as_raw_fd())?,
+        _ => open_again(memory.as_raw_fd(), libc::O_RDONLY)?,
+    };
+    Ok((memory, view))
+}
+
+/// When all processes have it: its size, for it was filled by whole pages, and what it is sealed against. What has come along
+/// is as it was.
+pub fn finish(tree: &Tree, opened: &Opened, came: &BTreeSet<u32>) -> Result<()> {
+    let made = tree.shared.iter().zip(&opened.shared);
+    for (shared, (memory, _)) in made.filter(|(shared, _)| !came.contains(&shared.space)) {
         // SAFETY: ftruncate(2) takes numbers alone and no address, so the kernel reads and writes no memory of this
         // process.
         check(unsafe { libc::ftruncate(*memory, shared.size as i64) })

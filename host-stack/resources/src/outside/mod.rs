@@ -32,7 +32,7 @@ pub struct Outside;
 
 impl Resource for Outside {
     fn look(&self, tree: &Running<'_>) -> Result<()> {
-        let may_be_outside = matches!(tree.purpose, Purpose::Job | Purpose::MovingWithSockets);
+        let may_be_outside = matches!(tree.purpose, Purpose::Job | Purpose::MovingAlong);
         check(tree.ancestor, tree.owned, !may_be_outside)
     }
 }

@@ -33,7 +33,7 @@ use crate::{
     descriptor::FoundDescriptor,
     error::Result,
     event::Reporter,
-    opened::Opened,
+    opened::{Item, Opened},
     resource::{FoundFile, Purpose, Resource, Saved, Stopped, TreeContext},
     state::{Kind, Message, OpenFile, Tree},
 };
@@ -108,12 +108,12 @@ impl Resource for Sockets {
     fn join(&mut self, tree: &mut Tree, stopped: &mut Stopped<'_>) -> Result<()> {
         match stopped.purpose {
             // All that there is to know of them goes along.
-            Purpose::MovingWithSockets => Ok(()),
+            Purpose::MovingAlong => Ok(()),
             _ => self.saving.join(&mut tree.files),
         }
     }
 
-    fn carried(&self, open: &[OpenFile]) -> Vec<(u64, BorrowedFd<'_>)> {
+    fn carried(&self, open: &[OpenFile]) -> Vec<(Item, BorrowedFd<'_>)> {
         self.saving.copies(open)
     }
 
@@ -130,9 +130,9 @@ impl Resource for Sockets {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, board: Option<&Board<'_>>) -> Result<()> {
-        if let Some(carried) = opened.carried.take() {
-            self.are_carried = true;
-            return restore::take_over(tree, opened, carried);
+        self.are_carried = opened.carried.is_some();
+        if self.are_carried {
+            return restore::take_over(tree, opened);
         }
         self.lost = restore::open(tree, opened, board, &self.reporter)?;
         Ok(())

@@ -23,7 +23,7 @@ use crate::{
     calls,
     error::{Error, Result},
     event::Reporter,
-    opened::{Carried, Opened, damaged, set_flags},
+    opened::{Item, Opened, damaged, set_flags},
     state::{Kind, Socket, Stage, Tree},
 };
 
@@ -99,9 +99,9 @@ pub fn open(
 }
 
 /// Sockets that have come along are those of the tree.
-pub fn take_over(tree: &Tree, opened: &mut Opened, mut carried: Carried) -> Result<()> {
+pub fn take_over(tree: &Tree, opened: &mut Opened) -> Result<()> {
     for (number, socket) in sockets(tree) {
-        let fd = carried.remove(&socket.inode);
+        let fd = opened.carried(Item::Socket(socket.inode));
         let fd = fd.ok_or_else(|| damaged("a socket that has not come along"))?;
         opened.files[number] = opened.keep(fd)?;
     }

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     calls,
     error::{Error, Result},
+    opened::Item,
     resource,
     state::{Kind, Message, OpenFile, Socket, Stage},
 };
@@ -141,9 +142,9 @@ impl Sockets {
     }
 
     /// All of them, by inode.
-    pub fn copies(&self, open: &[OpenFile]) -> Vec<(u64, BorrowedFd<'_>)> {
+    pub fn copies(&self, open: &[OpenFile]) -> Vec<(Item, BorrowedFd<'_>)> {
         let inode = |file: u32| match &open[file as usize].kind {
-            Kind::Socket(socket) => Some(socket.inode),
+            Kind::Socket(socket) => Some(Item::Socket(socket.inode)),
             _ => None,
         };
         let copies = self.met.iter();

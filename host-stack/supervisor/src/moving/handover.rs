@@ -3,7 +3,7 @@
 //! ```text
 //! source                                                heir
 //!   | -- Sheet, image, network namespace ---------------> |
-//!   | -- the sockets, a few at a time ------------------> |
+//!   | -- its sockets and shared memory, a few at a time -> |
 //!   | <- joined, or why it is not ------------------------- |
 //!   |    ... the socket ends with either side ...         |
 //! ```
@@ -20,10 +20,10 @@ use serde::{Deserialize, Serialize};
 use snaprig_peers::packets::{self, FDS_MAX};
 use snaprig_resources::{
     error::{Error, Result, chain},
-    opened::Carried,
+    opened::{Carried, Item},
 };
 
-/// Most bytes of a sheet: as many sockets as a tree may have.
+/// Most bytes of a sheet: as much as a tree may have of both.
 const SHEET_MAX: usize = 128 << 10;
 /// A message whose descriptors are all of it.
 const MORE: &[u8] = b"+";
@@ -37,8 +37,8 @@ const SAID_MAX: usize = 2000;
 struct Sheet {
     /// Where files of plugins are.
     directory: PathBuf,
-    /// Sockets, in the order in which they come.
-    inodes: Vec<u64>,
+    /// Sockets and memory, in the order in which they come.
+    items: Vec<Item>,
 }
 
 /// A tree that has come.
@@ -46,7 +46,7 @@ pub struct Arrived {
     pub directory: PathBuf,
     pub image: File,
     pub network: OwnedFd,
-    pub sockets: Carried,
+    pub carried: Carried,
 }
 
 /// A connection between both.
@@ -88,15 +88,15 @@ impl Handover {
         &self,
         directory: &Path,
         (image, network): (BorrowedFd<'_>, BorrowedFd<'_>),
-        sockets: &[(u64, BorrowedFd<'_>)],
+        carried: &[(Item, BorrowedFd<'_>)],
     ) -> Result<()> {
         let sheet = Sheet {
             directory: directory.to_owned(),
-            inodes: sockets.iter().map(|(inode, _)| *inode).collect(),
+            items: carried.iter().map(|(item, _)| *item).collect(),
         };
         let sheet = postcard::to_stdvec(&sheet).expect("a sheet holds numbers and a path");
         packets::send(&self.0, &sheet, &[image, network]).map_err(failed)?;
-        for some in sockets.chunks(FDS_MAX) {
+        for some in carried.chunks(FDS_MAX) {
             let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
             packets::send(&self.0, MORE, &fds).map_err(failed)?;
         }
@@ -113,7 +113,7 @@ impl Handover {
         let sheet: Sheet = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
         let [image, network] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| ended())?;
         let mut fds = Vec::new();
-        while fds.len() < sheet.inodes.len() {
+        while fds.len() < sheet.items.len() {
             let (_, some) = packets::receive(&self.0, &mut bytes)
                 .map_err(failed)?
                 .ok_or_else(ended)?;
@@ -126,7 +126,7 @@ impl Handover {
             directory: sheet.directory,
             image: image.into(),
             network,
-            sockets: sheet.inodes.into_iter().zip(fds).collect(),
+            carried: sheet.items.into_iter().zip(fds).collect(),
         })
     }
 

@@ -261,7 +261,7 @@ impl Inheritance<'_> {
         let Arrived {
             directory,
             image,
-            sockets,
+            carried,
             ..
         } = arrived;
         let restored = does(self.link, round, Phase::Connect, || {
@@ -271,7 +271,7 @@ impl Inheritance<'_> {
                 patience: Duration::from_millis(order.phase_ms.into()),
             };
             let reporter = &self.heir.job.reporter;
-            let carried = (None, Some(sockets));
+            let carried = (None, Some(carried));
             let mut restored = Restored::open_with(self.tree, self.chain, carried, reporter)?;
             restored.grow(self.chain, again::drops_privileges(), Some(&board))?;
             let channels = restored.wake_plugins()?;

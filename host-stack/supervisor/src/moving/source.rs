@@ -21,7 +21,7 @@ use crate::{
     plugins::JobRound,
 };
 
-const PURPOSE: Purpose = Purpose::MovingWithSockets;
+const PURPOSE: Purpose = Purpose::MovingAlong;
 
 /// A tree that leaves.
 pub struct Leaving {

@@ -37,7 +37,7 @@ use snaprig_hca::{
 
 use snaprig_pages::{
     pages::Range,
-    pool::{Moves, Pool},
+    pool::{Moves, Pool, PoolError},
 };
 
 use crate::{
@@ -94,7 +94,7 @@ pub struct Fabric {
     /// Device memory.
     pub memory: Memory,
     /// Registered memory of this process.
-    pub pool: Pool,
+    pool: Arc<Pool>,
     peers: Peers,
     control: Mutex<OwnedFd>,
     watch: OwnedFd,
@@ -114,8 +114,12 @@ const ANOTHER_VERSION: &str =
     "another version of snaprig runs it: end its programs, or take another name";
 
 impl Fabric {
-    /// Joins a fabric; starts it as `setup` says if nobody has.
-    pub fn join(place: &Place, setup: &Setup) -> Result<Arc<Self>, FabricError> {
+    /// Joins a fabric; starts it as `setup` says if nobody has. `pool`: of one that this process was in before.
+    pub fn join(
+        place: &Place,
+        setup: &Setup,
+        pool: Option<Arc<Pool>>,
+    ) -> Result<Arc<Self>, FabricError> {
         let failed = |why: String| FabricError::Join {
             name: place.name.clone(),
             why,
@@ -130,7 +134,10 @@ impl Fabric {
         .map_err(io::Error::from)?;
         let another = |why: &dyn Display| failed(format!("{ANOTHER_VERSION} ({why})"));
         let lookup = start::try_connect(&place.lookup()).map_err(|e| another(&e))?;
-        let pool = Pool::new(Moves::Plain, peers::is_window)?;
+        let pool = match pool {
+            Some(pool) => pool,
+            None => Arc::new(Pool::new(Moves::Plain, peers::is_window)?),
+        };
         // Where /proc is hidden, peers do without.
         let all_memory = open_memory();
         let memory = all_memory.as_ref().ok().map(AsFd::as_fd);
@@ -318,18 +325,33 @@ impl Fabric {
     }
 
     /// The process was restarted, and all of [`Self::owned`] is gone. What the program had below can still be destroyed: it
-    /// finds an empty device, and no daemon.
-    pub fn retire(&self) {
+    /// finds an empty device, and no daemon. Registered memory is where it was, in the pool of the next one: so none of it is
+    /// copied, and where it is that of another process until a move is decided, none of it is changed.
+    pub fn retire(&self) -> Arc<Pool> {
+        self.pool.begin_anew();
         let (at, bytes) = (self.memory.base().as_ptr().cast(), DEVICE_BYTES as usize);
         let both = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
         // SAFETY: this is where device memory was, of which nothing is left. Zeroes are values of all of its cells.
         if let Err(error) = unsafe { mmap_anonymous(at, bytes, both, flags) } {
             tracing::error!(%error, "what was open in another life cannot be closed");
-            return;
+            return self.pool.clone();
         }
         self.is_retired.store(true, Ordering::Release);
         self.peers.forget();
+        self.pool.clone()
+    }
+
+    /// Registers memory: whether it is in the pool.
+    pub fn register(&self, address: u64, length: u64, writes: bool) -> Result<bool, PoolError> {
+        self.pool.register(address, length, writes)
+    }
+
+    /// Gives back memory that is in the pool; that of another life is the next one's.
+    pub fn deregister(&self, address: u64, length: u64) {
+        if !self.is_retired.load(Ordering::Acquire) {
+            self.pool.deregister(address, length);
+        }
     }
 
     /// The HCAs that programs see: those of their node; all that the daemon has, on none.

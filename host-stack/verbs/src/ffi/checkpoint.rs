@@ -19,7 +19,7 @@ use std::{
 use snaprig_fabric::{node, place, start::EXE_ENV, tcp};
 use snaprig_verbs_files::device;
 
-use super::FABRIC;
+use super::{BEFORE, FABRIC};
 
 type OnDescriptor = extern "C" fn(c_int, *mut c_void);
 type OnRegion = extern "C" fn(*mut c_void, usize, *mut c_void);
@@ -92,7 +92,10 @@ pub extern "C" fn snaprig_verbs_restarted(variable: Variable, data: *mut c_void)
         return;
     };
     if let Some(fabric) = current.1.upgrade() {
-        fabric.retire();
+        let pool = fabric.retire();
+        if let Ok(mut before) = BEFORE.lock() {
+            *before = Some((current.0, pool));
+        }
     }
     *current = (0, Weak::new());
 }

@@ -204,7 +204,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
         Ok(key) => new_mr(pd, address, length, key, pooled),
         Err(errno) => {
             if pooled {
-                context.fabric.pool.deregister(at, length as u64);
+                context.fabric.deregister(at, length as u64);
             }
             null(errno)
         }
@@ -217,7 +217,6 @@ fn register(context: &Context, address: u64, length: u64, access: u32) -> Result
         access & (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) != 0;
     context
         .fabric
-        .pool
         .register(address, length, writes)
         .map_err(|error| match error {
             PoolError::Fault => libc::EFAULT,
@@ -265,7 +264,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         }
         if ours.pooled {
             let address = (*mr).addr.addr() as u64;
-            context.fabric.pool.deregister(address, (*mr).length as u64);
+            context.fabric.deregister(address, (*mr).length as u64);
         }
         drop(Box::from_raw(mr.cast::<Mr>()));
     }
@@ -319,7 +318,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         };
         if let Err(error) = context.fabric.request(context.number, request) {
             if let Some((at, length, true)) = range {
-                context.fabric.pool.deregister(at, length);
+                context.fabric.deregister(at, length);
             }
             return fail(error.errno(), IBV_REREG_MR_ERR_CMD);
         }
@@ -331,7 +330,6 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             if (*ours).pooled {
                 context
                     .fabric
-                    .pool
                     .deregister((*mr).addr.addr() as u64, (*mr).length as u64);
             }
             (*ours).pooled = pooled;

@@ -35,6 +35,7 @@ use std::{
 use libc::{pthread_cond_t, pthread_mutex_t};
 use rustix::io::Errno;
 use snaprig_hca::{Memory, model::ModelName};
+use snaprig_pages::pool::Pool;
 use snaprig_verbs_abi::{ibv_context, verbs_context};
 
 use crate::{
@@ -119,6 +120,8 @@ type Current = (u32, Weak<Fabric>);
 
 /// The fabric that this process is in, if anybody here uses it.
 static FABRIC: Mutex<Current> = Mutex::new((0, Weak::new()));
+/// What the process had registered in the fabric that it was in before it was restarted.
+static BEFORE: Mutex<Option<(u32, Arc<Pool>)>> = Mutex::new(None);
 
 /// The fabric of this process; joins it if nobody has. A child of fork(2) joins anew.
 pub(crate) fn fabric() -> Result<Arc<Fabric>, FabricError> {
@@ -129,7 +132,11 @@ pub(crate) fn fabric() -> Result<Arc<Fabric>, FabricError> {
     if let (true, Some(fabric)) = (current.0 == pid, current.1.upgrade()) {
         return Ok(fabric);
     }
-    let fabric = Fabric::join(&Place::from_env()?, &setup_from_env()?)?;
+    let before = BEFORE.lock().ok().and_then(|mut before| before.take());
+    let pool = before
+        .filter(|before| before.0 == pid)
+        .map(|(_, pool)| pool);
+    let fabric = Fabric::join(&Place::from_env()?, &setup_from_env()?, pool)?;
     fork::watch(&fabric);
     *current = (pid, Arc::downgrade(&fabric));
     Ok(fabric)
