@@ -31,7 +31,7 @@ use crate::{
     owned,
     real::real,
     rebuild::{self, Made},
-    state::{Locked, State, lock, watch_forks},
+    state::{Closed, State, close, watch_forks},
 };
 
 /// What plugins of this kind are called.
@@ -59,7 +59,7 @@ struct Quiesced {
 
 /// The lock, from quiesce to resume, or from there to go.
 struct Held {
-    state: Locked,
+    state: Closed,
     /// This process's name on the board.
     id: u64,
     drain: Option<Drain>,
@@ -261,7 +261,7 @@ fn is_only_unreliable(drain: &Drain, held: &mut Held) -> bool {
 
 impl Plugin for Verbs {
     fn quiesce(&self, event: &mut Event<'_>) -> Result<(), String> {
-        let mut state = lock();
+        let mut state = close();
         // SAFETY: the lock is held.
         unsafe { look_around(&mut state) };
         let id = new_domain().0;

@@ -3,7 +3,10 @@
 use std::{
     collections::{BTreeSet, HashMap},
     ffi::c_int,
-    sync::{Mutex, MutexGuard, Once, PoisonError},
+    sync::{
+        Condvar, Mutex, MutexGuard, Once, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use smallvec::SmallVec;
@@ -198,9 +201,63 @@ impl std::ops::DerefMut for Locked {
     }
 }
 
+/// Whoever wants the lock waits at [`GATE`]: a thread that polls would have it again before who waits for it is awake.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+static GATE: Mutex<()> = Mutex::new(());
+static OPENED: Condvar = Condvar::new();
+
+/// The lock, and the gate before it, which opens when this is dropped.
+pub struct Closed(Locked, Opening);
+
+struct Opening;
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        let gate = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+        CLOSED.store(false, Relaxed);
+        drop(gate);
+        OPENED.notify_all();
+    }
+}
+
+impl std::ops::Deref for Closed {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Closed {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
+}
+
+/// Keeps the program out, whatever it does: waits for those of its calls alone that have begun.
+pub fn close() -> Closed {
+    CLOSED.store(true, Relaxed);
+    let opening = Opening;
+    Closed(take(), opening)
+}
+
 /// Waits for the lock.
 #[inline]
 pub fn lock() -> Locked {
+    if CLOSED.load(Relaxed) {
+        wait_at_gate();
+    }
+    take()
+}
+
+#[cold]
+fn wait_at_gate() {
+    let gate = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let opened = OPENED.wait_while(gate, |()| CLOSED.load(Relaxed));
+    drop(opened.unwrap_or_else(PoisonError::into_inner));
+}
+
+#[inline]
+fn take() -> Locked {
     let mut guard = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     if guard.is_none() {
         *guard = Some(State::default());
@@ -431,5 +488,35 @@ pub fn completion(wc: &ibv_wc, time_ns: u64) -> Completion {
         service_level: wc.sl,
         path_bits: wc.dlid_path_bits,
         time_ns,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::atomic::AtomicBool, thread};
+
+    use super::*;
+
+    #[test]
+    fn who_calls_again_and_again_waits_while_it_is_closed() {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    lock().things.restarts += 1;
+                }
+            });
+            for _ in 0..100 {
+                let closed = close();
+                let calls = closed.things.restarts;
+                thread::yield_now();
+                assert_eq!(closed.things.restarts, calls);
+                drop(closed);
+                while lock().things.restarts == calls {
+                    thread::yield_now();
+                }
+            }
+            is_over.store(true, Relaxed);
+        });
     }
 }
