@@ -75,6 +75,7 @@ mod event;
 pub mod message;
 pub mod phase;
 mod process;
+pub mod turns;
 
 use std::{sync::Arc, time::Duration};
 

@@ -24,6 +24,7 @@ use crate::{
         VERSION,
     },
     phase::{Part, Phase},
+    turns,
 };
 
 /// What there is of plugins in this process.
@@ -193,6 +194,7 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 /// A plugin's thread: does what the supervisor says, until that has gone.
 fn serve(id: u32, own: &Connection) {
     IS_OURS.set(true);
+    turns::ask_for_short();
     while let Some(message) = own.receive() {
         match message {
             ToPlugin::Restarted { socket } => {
@@ -205,6 +207,8 @@ fn serve(id: u32, own: &Connection) {
                     break;
                 }
                 entry.introduce();
+                // It was started with usual ones.
+                turns::ask_for_short();
             }
             // What the program has put in its place is not to be told anything.
             _ if !lock().is_connected(id) => break,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use snaprig_ckpt_plugin::phase::Phase;
+use snaprig_ckpt_plugin::{phase::Phase, turns::ShortTurns};
 use snaprig_resources::{
     error::Result,
     plugins::owned::{Owned, OwnedByPlugin},
@@ -16,6 +16,7 @@ pub struct ReadyPlugins {
     plugins: Option<SharedPlugins>,
     /// Where their files are.
     directory: PathBuf,
+    _turns: ShortTurns,
 }
 
 impl ReadyPlugins {
@@ -25,6 +26,7 @@ impl ReadyPlugins {
         let gathered = Self {
             plugins: Some(plugins.clone()),
             directory: super::canonical(directory)?,
+            _turns: ShortTurns::begin(),
         };
         plugins.borrow_mut().gather(&gathered.directory, job)?;
         Ok(gathered)
