@@ -14,7 +14,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags};
+use rustix::{
+    buffer::spare_capacity,
+    net::{RecvFlags, SendFlags, Shutdown, SocketFlags},
+};
 use serde::Serialize;
 use snaprig_peers::packets;
 
@@ -84,11 +87,15 @@ impl Connection {
     /// Waits for a message; none: the supervisor has gone. The program may have put another file there meanwhile:
     /// whoever calls looks whether it has before the message counts.
     pub fn receive(&self) -> Option<ToPlugin> {
-        let mut bytes = vec![0; MESSAGE_MAX];
+        let mut bytes = Vec::with_capacity(MESSAGE_MAX);
         loop {
-            match rustix::net::recv(&*self.socket(), &mut bytes[..], RecvFlags::empty()) {
+            match rustix::net::recv(
+                &*self.socket(),
+                spare_capacity(&mut bytes),
+                RecvFlags::empty(),
+            ) {
                 Ok((0, _)) => return None,
-                Ok((count, _)) => return decode(&bytes[..count]),
+                Ok(_) => return decode(&bytes),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return None,
             }

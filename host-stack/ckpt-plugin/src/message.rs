@@ -56,6 +56,29 @@ pub const ENTRY_BYTES: usize = 16;
 /// A key on the board, and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 
+/// Entries in messages: the same bytes as without this, but read and written at once and not one by one.
+pub mod entries {
+    use serde::{Deserialize, Deserializer, Serializer};
+    use serde_bytes::{ByteBuf, Bytes};
+
+    use super::Entry;
+
+    /// For serde's `with`.
+    pub fn serialize<S: Serializer>(entries: &[Entry], serializer: S) -> Result<S::Ok, S::Error> {
+        let entries = entries.iter();
+        serializer.collect_seq(entries.map(|(key, value)| (Bytes::new(key), Bytes::new(value))))
+    }
+
+    /// For serde's `with`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Entry>, D::Error> {
+        let entries = Vec::<(ByteBuf, ByteBuf)>::deserialize(deserializer)?;
+        let entries = entries.into_iter();
+        Ok(entries
+            .map(|(key, value)| (key.into_vec(), value.into_vec()))
+            .collect())
+    }
+}
+
 /// A descriptor, and the file that it is of: by the time that it is looked at, the number may be another file's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
@@ -118,7 +141,7 @@ pub enum ToSupervisor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
     /// Puts entries on the board of the plugins of this name. They go with the round.
-    Publish(Vec<Entry>),
+    Publish(#[serde(with = "entries")] Vec<Entry>),
     /// Waits until all of these keys are on the board.
     Lookup(Vec<Vec<u8>>),
     /// Entries that are on the board now, in the order of their keys.
@@ -147,7 +170,7 @@ pub enum Answer {
     /// Values, in the order of the keys.
     Values(Vec<Vec<u8>>),
     /// Entries; as many as fit into a message. If there are none, there are no more.
-    Entries(Vec<Entry>),
+    Entries(#[serde(with = "entries")] Vec<Entry>),
     /// What a variable is; none: not set, or longer than a message.
     Variable(Option<Vec<u8>>),
 }
@@ -187,5 +210,19 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Some(message),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_have_the_bytes_of_their_vectors() {
+        let all: Vec<Entry> = vec![(b"key".to_vec(), vec![1; 300]), (Vec::new(), Vec::new())];
+        let bytes = encode(&Answer::Entries(all.clone()));
+        // Behind the number of the variant.
+        assert_eq!(bytes[1..], encode(&all));
+        assert_eq!(decode(&bytes), Some(Answer::Entries(all)));
     }
 }

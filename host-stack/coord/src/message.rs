@@ -25,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 pub use snaprig_peers::{Nonce, Proof};
 
+use snaprig_ckpt_plugin::message::entries;
+
 use crate::phase::{Kind, Order, Phase};
 
 /// Version of the protocol.
@@ -128,6 +130,7 @@ pub enum Call {
         /// The round, with which they go, or 0: they go with the member.
         round: u64,
         /// The entries.
+        #[serde(with = "entries")]
         entries: Vec<Entry>,
     },
     /// Waits until all of these keys are on the board.
@@ -278,7 +281,7 @@ pub enum Answer {
     /// Values, in the order of the keys.
     Values(Vec<Vec<u8>>),
     /// Entries, in the order of their keys.
-    Entries(Vec<Entry>),
+    Entries(#[serde(with = "entries")] Vec<Entry>),
     /// How a round ended.
     Round(Summary),
     /// How the job is.

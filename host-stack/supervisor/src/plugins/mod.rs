@@ -387,12 +387,17 @@ impl Plugins {
 
     /// Takes all that has come from a plugin.
     fn receive(&mut self, connection: Connection, job: Option<JobRound>) {
-        let mut bytes = vec![0; MESSAGE_MAX];
+        let mut bytes = Vec::with_capacity(MESSAGE_MAX);
         while let Some(socket) = self.sockets.get(&connection) {
-            let received = rustix::net::recv(socket, &mut bytes[..], RecvFlags::DONTWAIT);
+            bytes.clear();
+            let received = rustix::net::recv(
+                socket,
+                rustix::buffer::spare_capacity(&mut bytes),
+                RecvFlags::DONTWAIT,
+            );
             let now = ns(self.start);
             match received {
-                Ok((count @ 1.., _)) => match decode(&bytes[..count]) {
+                Ok((1.., _)) => match decode(&bytes) {
                     Some(message) => self.machine.received(connection, message, now),
                     None => self.hang_up(connection),
                 },
