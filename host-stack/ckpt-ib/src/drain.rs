@@ -189,6 +189,9 @@ impl Drain {
                 messages += outgoing.messages.saturating_sub(qp.accounted(from));
                 longest = longest.max(outgoing.longest);
             }
+            if messages == 0 {
+                continue;
+            }
             let sum = due.entry(queue).or_insert((0, 0, qp.name));
             *sum = (sum.0 + messages, sum.1.max(longest), sum.2);
         }

@@ -38,6 +38,7 @@
 //! | [`queue_pair`], [`behind`], [`process`] | what belongs together |
 //! | [`cookie`] | how a completion finds its request |
 //! | [`below`] | what is needed of the libibverbs below |
+//! | [`told`] | what all processes tell each other then |
 //! | [`drain`] | from quiesce to save |
 //! | [`serve`] | what came in lent receives finds the program's |
 //! | [`names`] | virtual names and real ones |
@@ -63,6 +64,7 @@ pub mod receives;
 pub mod ring;
 pub mod sends;
 pub mod serve;
+pub mod told;
 
 pub use below::Below;
 pub use canary::Canary;

@@ -17,6 +17,7 @@ use snaprig_ckpt_ib::{
     names::{Aliases, Key},
     queue_pair::Service,
     serve::serve,
+    told::{Near, Told},
 };
 use snaprig_ckpt_plugin::{Event, Options, Part, Plugin, is_supervised};
 use snaprig_verbs_abi::*;
@@ -50,7 +51,7 @@ const REST: Duration = Duration::from_micros(20);
 /// What a process that has quiesced says.
 #[derive(Serialize, Deserialize)]
 struct Quiesced {
-    queue_pairs: Vec<Said>,
+    queue_pairs: Told,
     /// Of its ports: what else they are called, and what all call them.
     aliases: Vec<(u64, u64)>,
     /// It moves, while others stay.
@@ -174,8 +175,7 @@ pub fn serve_all(state: &mut State) -> Result<(), String> {
 /// Finds out who moves; refuses what cannot.
 fn find_moved(held: &mut Held, all: &[Quiesced], part: Part) -> Result<(), String> {
     let moving = || all.iter().filter(|one| one.moves);
-    let names = moving().flat_map(|one| &one.queue_pairs);
-    held.moved = names.map(|said| said.name).collect();
+    held.moved = moving().flat_map(|one| one.queue_pairs.names()).collect();
     let ports: BTreeSet<u64> = moving()
         .flat_map(|one| &one.aliases)
         .map(|(_, port)| *port)
@@ -201,14 +201,15 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
         find_moved(held, &all, event.part())?;
     }
     let aliases = Aliases::new(all.iter().flat_map(|one| one.aliases.iter().copied()));
-    let mut said: Vec<Said> = all.into_iter().flat_map(|one| one.queue_pairs).collect();
-    for to in said.iter_mut().flat_map(|one| &mut one.to) {
-        to.to.qp = aliases.canonical(to.to.qp);
-    }
     let State { process, things } = &mut *held.state;
     for qp in process.qps.iter_mut().flatten() {
         qp.rename(&aliases);
     }
+    let near = Near::of(process);
+    let said = all
+        .iter()
+        .flat_map(|one| one.queue_pairs.near(&near, &aliases));
+    let said: Vec<Said> = said.collect();
     let peers = process.each_qp();
     things.peers = peers
         .filter_map(|(place, qp)| Some((place, qp.peer?)))
@@ -266,7 +267,7 @@ impl Plugin for Verbs {
         unsafe { look_around(&mut state) };
         let id = new_domain().0;
         let quiesced = Quiesced {
-            queue_pairs: said(&state.process),
+            queue_pairs: Told::new(&said(&state.process)),
             aliases: aliases(&state),
             moves: event.part() == Part::Moves,
         };
