@@ -6,8 +6,11 @@ use std::fs;
 
 use common::{Job, compiled, wait_until};
 
+/// Threads of the program but the first.
+const THREADS: usize = 13;
+
 /// Waits until each thread but the first is in a call.
-fn wait_for_calls(job: &Job, threads: usize) {
+fn wait_for_calls(job: &Job) {
     let pid = *job.processes().last().unwrap();
     wait_until("all threads are in their calls", || {
         let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
@@ -17,7 +20,7 @@ fn wait_for_calls(job: &Job, threads: usize) {
             let is_first = task.file_name().to_str() == Some(&pid.to_string());
             !is_first && !call.starts_with("running")
         });
-        waits.count() == threads
+        waits.count() == THREADS
     });
 }
 
@@ -26,7 +29,7 @@ fn nothing_is_interrupted_when_a_program_runs_on() {
     let (_directory, signals) = compiled("signals.c", &["-Wno-unused-result"]);
     let mut job = Job::launch(&[&signals]);
     job.wait_for("ready");
-    wait_for_calls(&job, 10);
+    wait_for_calls(&job);
     for _ in 0..3 {
         job.dump(false).unwrap();
     }
@@ -38,7 +41,7 @@ fn nothing_is_interrupted_when_a_program_is_restarted() {
     let (_directory, signals) = compiled("signals.c", &["-Wno-unused-result"]);
     for mut job in [Job::launch(&[&signals]), Job::launch_as_nobody(&[&signals])] {
         job.wait_for("ready");
-        wait_for_calls(&job, 10);
+        wait_for_calls(&job);
         for _ in 0..3 {
             job.dump(false).unwrap();
             job.over_again();

@@ -242,7 +242,7 @@ fn settle(tracee: &Tracee, deadline: Option<Instant>, others: &[pid_t]) -> Resul
 
 /// Calls that fail with EINTR when a thread is stopped, though no handler runs (signal(7)): those with a deadline that
 /// cannot be seen, and those that were never made to go on.
-const NOT_RESTARTED: [i64; 15] = [
+const NOT_RESTARTED: [i64; 22] = [
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
@@ -258,6 +258,15 @@ const NOT_RESTARTED: [i64; 15] = [
     libc::SYS_recvmmsg,
     libc::SYS_sendto,
     libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+    // Of a socket with a time limit.
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendfile,
+    // Of a file in memory.
+    libc::SYS_fallocate,
 ];
 /// What a call says that the kernel goes on with by a way of its own (ERESTART_RESTARTBLOCK).
 const RESTART_BLOCK: u64 = -516i64 as u64;

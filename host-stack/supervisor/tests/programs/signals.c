@@ -11,8 +11,10 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,6 +29,8 @@
 #define RT(n) (SIGRTMIN + (n))
 
 static int epolled, polled, ppolled;
+/* Pairs of sockets; calls on the first of each have a time limit. */
+static int to_read[2], to_readv[2], to_write[2];
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t cond = PTHREAD_COND_INITIALIZER;
 static int condition;
@@ -66,6 +70,30 @@ static void *in_read(void *fd) {
     unsigned long count;
     CHECK(read(*(int *)fd, &count, 8) == 8);
     CHECK(count == 5);
+    return NULL;
+}
+
+static void make_pair(int *pair, int limit) {
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    struct timeval time = {.tv_sec = 600};
+    CHECK(setsockopt(pair[0], SOL_SOCKET, limit, &time, sizeof time) == 0);
+}
+
+static void *in_timed_read(void *unused) {
+    char byte;
+    CHECK(read(to_read[0], &byte, 1) == 1 && byte == 'r');
+    return NULL;
+}
+
+static void *in_timed_readv(void *unused) {
+    char byte;
+    CHECK(readv(to_readv[0], &(struct iovec){&byte, 1}, 1) == 1 && byte == 'v');
+    return NULL;
+}
+
+/* Of a byte for which there is no room. */
+static void *in_timed_write(void *unused) {
+    CHECK(write(to_write[0], "w", 1) == 1);
     return NULL;
 }
 
@@ -156,10 +184,16 @@ int main(void) {
 
     epolled = eventfd(0, 0), polled = eventfd(0, 0), ppolled = eventfd(0, 0);
     int readfd = eventfd(0, 0), word = 0;
-    pthread_t threads[10];
-    void *(*calls[10])(void *) = {in_epoll,   in_poll,      in_ppoll, in_read,  in_sigsuspend,
-                                  in_sigwait, in_condition, in_futex, in_sleep, in_long_sleep};
-    for (int i = 0; i < 10; i++)
+    make_pair(to_read, SO_RCVTIMEO), make_pair(to_readv, SO_RCVTIMEO), make_pair(to_write, SO_SNDTIMEO);
+    while (send(to_write[0], "f", 1, MSG_DONTWAIT) == 1)
+        ;
+    /* The last one never returns. */
+    enum { THREADS = 13 };
+    pthread_t threads[THREADS];
+    void *(*calls[THREADS])(void *) = {in_epoll,   in_poll,      in_ppoll, in_read,  in_sigsuspend,
+                                       in_sigwait, in_condition, in_futex, in_sleep, in_timed_read,
+                                       in_timed_readv, in_timed_write, in_long_sleep};
+    for (int i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, calls[i], i == 3 ? (void *)&readfd : &word);
 
     /* Signals that wait, of the process and of this thread. */
@@ -220,6 +254,10 @@ int main(void) {
 
     unsigned long count = 5;
     write(epolled, &count, 8), write(polled, &count, 8), write(ppolled, &count, 8), write(readfd, &count, 8);
+    write(to_read[1], "r", 1), write(to_readv[1], "v", 1);
+    char byte = 0;
+    while (byte != 'w')
+        CHECK(read(to_write[1], &byte, 1) == 1);
     pthread_sigqueue(threads[4], RT(6), (union sigval){.sival_int = 66});
     pthread_sigqueue(threads[5], RT(7), (union sigval){.sival_int = 88});
     pthread_mutex_lock(&mutex);
@@ -229,7 +267,7 @@ int main(void) {
     word = 1;
     syscall(SYS_futex, &word, 1, 1, NULL, NULL, 0);
     over = 1;
-    for (int i = 0; i < 9; i++)
+    for (int i = 0; i < THREADS - 1; i++)
         pthread_join(threads[i], NULL);
     puts("right");
     fflush(stdout);
