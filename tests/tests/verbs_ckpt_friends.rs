@@ -35,16 +35,57 @@ fn writes_of_ucx() {
     assert!(text.contains("Final:"), "{text}");
 }
 
+/// Datagrams of UCX are as long as the HCA takes where it was launched, which is more than model B does.
+#[test]
+#[cfg_attr(
+    not(has_program = "ucx_perftest"),
+    ignore = "ucx_perftest is not installed (ci/setup)"
+)]
+fn long_datagrams_of_ucx() {
+    let _alone = fabric::one_job();
+    let pair = Checkpointed::new();
+    let server = "env UCX_TLS=ud_v,self ucx_perftest -t tag_bw -s 4096 -n 600000 -w 10 -p PORT";
+    let mut running = pair.launch_pair(server, &format!("{server} 127.0.0.1"));
+    pair.is_at_work(&mut running, "ucx_perftest", 2);
+    pair.killed(running, 2);
+    let refused = pair.restart(&["--model", "B"]);
+    assert!(!refused.status.success());
+    let text = fabric::text(&refused);
+    assert!(
+        text.contains("bytes, and port 1 here takes 2048 (MTU)"),
+        "{text}"
+    );
+    let text = pair.goes_on("restarted", &[]);
+    assert!(text.contains("Final:"), "{text}");
+}
+
 #[test]
 #[cfg_attr(not(has_program = "fio"), ignore = "fio is not installed (ci/setup)")]
 fn a_fork_of_fio_has_the_queue_pairs() {
+    fio_goes_on("--size=40g --iodepth=16", "", "--verb=write");
+}
+
+/// It asks for no second try when a receive is missing (`rnr_retry_count` 0), and waits for good if one is: so there are many more
+/// receives than sends, which pause.
+#[test]
+#[cfg_attr(not(has_program = "fio"), ignore = "fio is not installed (ci/setup)")]
+fn sends_of_fio() {
+    fio_goes_on(
+        "--size=600m",
+        "--iodepth=512",
+        "--iodepth=16 --verb=send --thinktime=2000 --thinktime_blocks=16",
+    );
+}
+
+/// Two fios, by options of both, of who receives, and of who sends.
+fn fio_goes_on(both: &str, server: &str, client: &str) {
     let _alone = fabric::one_job();
     /// Of the client's processor time: by then it has connected, and writes.
     const AT_WORK_TICKS: u64 = 60;
     let pair = Checkpointed::new();
-    let end = "fio --name=end --ioengine=rdma --port=PORT --bs=64k --size=40g --iodepth=16";
-    let server = format!("{end} --rw=read");
-    let client = format!("{end} --rw=write --hostname=127.0.0.1 --verb=write");
+    let end = format!("fio --name=end --ioengine=rdma --port=PORT --bs=64k {both}");
+    let server = format!("{end} --rw=read {server}");
+    let client = format!("{end} --rw=write --hostname=127.0.0.1 {client}");
     let mut running = pair.launch_pair(&server, &client);
     fabric::wait_until("the client writes", || {
         assert!(running.runs(), "fio has ended");

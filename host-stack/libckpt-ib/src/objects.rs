@@ -189,6 +189,8 @@ pub struct Qp {
     pub building: Building,
     /// Groups that it is in.
     pub groups: Vec<(Gid, u16)>,
+    /// Bytes of the longest request that it has posted.
+    pub longest: u64,
     /// It is another handle of a queue pair of this domain, of which the program modifies nothing here (ibv_open_qp(3)).
     pub opened: Option<*mut Xrcd>,
 }

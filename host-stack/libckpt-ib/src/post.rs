@@ -227,12 +227,13 @@ pub unsafe fn post_chain(
 /// # Safety
 /// The program posts it now: its lists and its inline data can be read.
 #[inline]
-unsafe fn set(posted: &mut Posted<Request>, qp: &Qp, wr: &ibv_send_wr, kind: Kind) {
+unsafe fn set(posted: &mut Posted<Request>, qp: &mut Qp, wr: &ibv_send_wr, kind: Kind) {
     posted.wr_id = Some(wr.wr_id);
     posted.kind = kind;
     posted.signaled = qp.init.sq_sig_all != 0 || wr.send_flags & IBV_SEND_SIGNALED != 0;
     // SAFETY: the caller says that it is as the program posts it.
     posted.length = unsafe { posted.request.set(wr) };
+    qp.longest = qp.longest.max(posted.length);
 }
 
 /// What the program posts while its send queue is drained; how many requests that is.
@@ -242,7 +243,7 @@ unsafe fn set(posted: &mut Posted<Request>, qp: &Qp, wr: &ibv_send_wr, kind: Kin
 #[cold]
 unsafe fn hold_chain(
     pair: &mut QueuePair<Request, Receive>,
-    qp: &Qp,
+    qp: &mut Qp,
     mut next: *mut ibv_send_wr,
 ) -> usize {
     let mut held = 0;
@@ -250,8 +251,9 @@ unsafe fn hold_chain(
     while let Some(wr) = unsafe { next.as_ref() } {
         next = wr.next;
         let mut posted = Posted::default();
+        let kind = kind_of_request(qp, wr);
         // SAFETY: the caller says so.
-        unsafe { set(&mut posted, qp, wr, kind_of_request(qp, wr)) };
+        unsafe { set(&mut posted, qp, wr, kind) };
         pair.sends.hold(posted);
         held += 1;
     }

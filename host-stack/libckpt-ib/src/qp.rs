@@ -271,6 +271,7 @@ pub fn new(is_extended: bool) -> *mut Qp {
             events_given: 0,
             building: Building::default(),
             groups: Vec::new(),
+            longest: 0,
             opened: None,
         }
     };

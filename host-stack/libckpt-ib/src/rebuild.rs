@@ -438,6 +438,7 @@ pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
         let qps = state.things.qps.clone();
         let qps = || qps.iter().copied().filter(|qp| !qp.is_null());
         for qp in qps() {
+            check_datagrams(real, &*qp)?;
             raise(real, state, &*qp, &[IBV_QPS_INIT])?;
         }
         for queue in receive_queues(state) {
@@ -482,6 +483,32 @@ pub unsafe fn post_receives(state: &mut State, queue: Queue) -> Result<(), Strin
         snaprig_ckpt_ib::Below::receive(things, request, cookie)?;
     }
     Ok(())
+}
+
+/// A datagram is one packet: such as the program has sent must fit here, too.
+///
+/// # Safety
+/// As for [`make`].
+unsafe fn check_datagrams(real: &Real, qp: &Qp) -> Result<(), String> {
+    let base = &qp.ex.qp_base;
+    if base.qp_type != IBV_QPT_UD || base.state == IBV_QPS_RESET {
+        return Ok(());
+    }
+    // SAFETY: contexts are made again; attributes are of numbers.
+    let (port, mtu) = unsafe {
+        let context = Context::of(base.context);
+        let port = context.real_port(qp.attr.port_num);
+        let mut attr: _compat_ibv_port_attr = zeroed();
+        (real.ibv_query_port)(context.real, port, &mut attr);
+        (port, 128u64 << attr.active_mtu)
+    };
+    match qp.longest > mtu {
+        true => Err(format!(
+            "queue pair {:#x} sends datagrams of {} bytes, and port {port} here takes {mtu} (MTU)",
+            base.qp_num, qp.longest
+        )),
+        false => Ok(()),
+    }
 }
 
 /// What can be modified on the way to a state (ibv_modify_qp(3)), and what has to be.
