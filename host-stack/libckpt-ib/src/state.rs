@@ -1,6 +1,7 @@
 //! All that a program has, behind one lock.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeSet, HashMap},
     ffi::c_int,
     sync::{
@@ -267,19 +268,24 @@ fn take() -> Locked {
 
 thread_local! {
     /// Held while this thread forks.
-    static FORKING: std::cell::RefCell<Option<Locked>> = const { std::cell::RefCell::new(None) };
+    static FORKING: RefCell<Option<(Locked, MutexGuard<'static, ()>)>> = const { RefCell::new(None) };
 }
 
 /// Cares for forks: what a child finds is its parent's, and no part of its own checkpoints.
 pub fn watch_forks() {
     extern "C" fn before() {
-        FORKING.set(Some(lock()));
+        let state = lock();
+        // Nobody has the gate who waits for the lock.
+        let gate = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+        FORKING.set(Some((state, gate)));
     }
     extern "C" fn parent() {
         FORKING.take();
     }
     extern "C" fn child() {
-        if let Some(mut state) = FORKING.take() {
+        // Whoever has closed it, or is about to, is not there.
+        CLOSED.store(false, Relaxed);
+        if let Some((mut state, _gate)) = FORKING.take() {
             let devices = std::mem::take(&mut state.things.devices);
             // What the parent's queues need is the parent's to free.
             std::mem::forget(std::mem::take(&mut *state));
@@ -496,6 +502,36 @@ mod tests {
     use std::{sync::atomic::AtomicBool, thread};
 
     use super::*;
+
+    #[test]
+    fn a_child_finds_open_what_its_parent_is_about_to_close() {
+        watch_forks();
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    drop(close());
+                }
+            });
+            for _ in 0..200 {
+                // SAFETY: the child takes the lock, and ends.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: as above; if it waits, it is ended.
+                    unsafe { libc::alarm(10) };
+                    drop(lock());
+                    drop(close());
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = -1;
+                // SAFETY: it is a child of this process, which has not been waited for.
+                unsafe { libc::waitpid(child, &mut status, 0) };
+                assert_eq!(status, 0);
+            }
+            is_over.store(true, Relaxed);
+        });
+    }
 
     #[test]
     fn who_calls_again_and_again_waits_while_it_is_closed() {
