@@ -175,7 +175,8 @@ pub fn describe(
 /// By a process of the tree; of what is attached, also by one that has ended.
 fn is_made_here(stat: &Stat, is_attached: bool) -> bool {
     let mut maker = stat.users.iter().take(1);
-    maker.any(|pid| is_ours(*pid) || is_attached && begun(*pid).is_none())
+    let is_maker = |pid| is_ours(pid) && may_have_used(pid, stat);
+    maker.any(|pid| is_maker(*pid) || is_attached && begun(*pid).is_none())
 }
 
 /// And of how large pages.
@@ -248,8 +249,9 @@ fn refused(stat: &Stat, what: &str) -> Error {
 fn whose(stat: &Stat) -> Ownership {
     let users = stat.users.iter().copied();
     let users = users.filter(|pid| *pid > 0 && *pid != me());
-    let (ours, mut others): (Vec<_>, Vec<_>) = users.partition(|pid| is_ours(*pid));
+    let (mut ours, mut others): (Vec<_>, Vec<_>) = users.partition(|pid| is_ours(*pid));
     // A number may be another process's by now, which began later.
+    ours.retain(|pid| may_have_used(*pid, stat));
     others.retain(|pid| begun(*pid).is_some_and(|begun| begun <= stat.changed));
     match (ours.is_empty(), others.first()) {
         (true, None) => Ownership::Nobodys,
@@ -257,6 +259,13 @@ fn whose(stat: &Stat) -> Ownership {
         (false, None) => Ownership::Ours,
         (false, Some(pid)) => Ownership::Shared(*pid),
     }
+}
+
+/// Whether a process of the tree is old enough to have used an object. Those of a restart are younger: files are opened between
+/// their objects and them.
+fn may_have_used(pid: pid_t, stat: &Stat) -> bool {
+    const RESTART_SECONDS: i64 = 60;
+    begun(pid).is_none_or(|begun| begun <= stat.changed.saturating_add(RESTART_SECONDS))
 }
 
 /// When a process began, in seconds since 1970.
