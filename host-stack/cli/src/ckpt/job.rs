@@ -81,7 +81,7 @@ impl From<&snaprig_supervisor::Moved> for Moved {
         let steps = moved.steps.iter();
         Self {
             member: moved.member.clone(),
-            blackout_ms: moved.pause().as_secs_f64() * 1e3,
+            blackout_ms: moved.pause.as_secs_f64() * 1e3,
             took_ms: moved.took.as_secs_f64() * 1e3,
             steps_ms: steps.map(|(step, ns)| (step.clone(), ms(ns))).collect(),
         }

@@ -98,16 +98,16 @@ pub struct Moved {
     pub member: String,
     /// How long each step of the round took, in nanoseconds.
     pub steps: Vec<(String, u64)>,
+    /// How long the member ran nowhere.
+    pub pause: Duration,
     /// How long it took in all.
     pub took: Duration,
 }
 
-impl Moved {
-    /// How long the member ran nowhere.
-    pub fn pause(&self) -> Duration {
-        let standing = self.steps.iter().skip_while(|(step, _)| step != "stop");
-        Duration::from_nanos(standing.map(|(_, ns)| ns).sum())
-    }
+/// How long a member stood still in a round, from its stop to the round's end.
+fn standing(steps: &[(String, u64)]) -> Duration {
+    let standing = steps.iter().skip_while(|(step, _)| step != "stop");
+    Duration::from_nanos(standing.map(|(_, ns)| ns).sum())
 }
 
 /// A member of a job.
@@ -167,6 +167,7 @@ pub fn move_member(
     moves: &Moves,
     note: &moving::Note,
     patience: Duration,
+    since_it_runs: impl Fn() -> Duration,
 ) -> Result<Moved> {
     let (control, begun) = (job.control()?, Instant::now());
     for _ in 0..TRIES_MAX {
@@ -181,6 +182,7 @@ pub fn move_member(
                 return match summary.lost.into_iter().next() {
                     None => Ok(Moved {
                         member: moves.member.clone(),
+                        pause: standing(&summary.steps).saturating_sub(since_it_runs()),
                         steps: summary.steps,
                         took: begun.elapsed(),
                     }),

@@ -4,11 +4,13 @@
 
 use std::{
     fs,
-    io::{self, PipeReader},
+    io::{self, PipeReader, PipeWriter, Read, Write},
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
     process,
-    time::Duration,
+    sync::{Arc, OnceLock},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -82,11 +84,12 @@ pub fn inherit(
     };
     let listener = packets::listen(&path, 1, SocketFlags::empty());
     let listener = listener.map_err(failed)?;
-    let ordered = heir.orders(patience, told)?;
+    let (runs, running) = io::pipe().map_err(failed)?;
+    let ordered = heir.orders(patience, runs, told)?;
     let arrived = heir.arrives(&listener, &ordered, patience);
     // The path need not be there any more.
     let _ = fs::remove_file(&path);
-    let done = arrived.and_then(|(handover, arrived)| heir.takes(handover, arrived));
+    let done = arrived.and_then(|(handover, arrived)| heir.takes(handover, arrived, running));
     if done.is_err() {
         // Whoever asked for it hears why from the order.
         let _ = io::copy(&mut &ordered, &mut io::sink());
@@ -108,11 +111,16 @@ struct Heir<'a> {
 
 impl Heir<'_> {
     /// Orders the move, by a process of its own; what has its end with that one's.
-    fn orders(&self, patience: Duration, told: impl FnOnce(&Result<Moved>)) -> Result<PipeReader> {
+    fn orders(
+        &self,
+        patience: Duration,
+        runs: PipeReader,
+        told: impl FnOnce(&Result<Moved>),
+    ) -> Result<PipeReader> {
         let (ordered, orders) = io::pipe().map_err(failed)?;
         // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         match unsafe { libc::fork() } {
-            0 => process::exit(self.order(patience, told)),
+            0 => process::exit(self.order(patience, runs, told)),
             child if child < 0 => Err(failed(io::Error::last_os_error())),
             _ => {
                 drop(orders);
@@ -151,8 +159,22 @@ impl Heir<'_> {
     }
 
     /// In a process of its own: the order, to its end.
-    fn order(&self, patience: Duration, told: impl FnOnce(&Result<Moved>)) -> i32 {
-        let moved = job::move_member(self.job, &self.moves, &self.note, patience);
+    fn order(
+        &self,
+        patience: Duration,
+        mut runs: PipeReader,
+        told: impl FnOnce(&Result<Moved>),
+    ) -> i32 {
+        let since = Arc::new(OnceLock::new());
+        let seen = since.clone();
+        // The clock of who restores the tree may be the tree's, which is another one.
+        thread::spawn(move || {
+            if runs.read(&mut [0]).is_ok_and(|count| count == 1) {
+                let _ = seen.set(Instant::now());
+            }
+        });
+        let since_it_runs = || since.get().map_or(Duration::ZERO, Instant::elapsed);
+        let moved = job::move_member(self.job, &self.moves, &self.note, patience, since_it_runs);
         told(&moved);
         match moved {
             Ok(_) => 0,
@@ -164,7 +186,7 @@ impl Heir<'_> {
     }
 
     /// Restores the tree, and goes on with it if that is decided.
-    fn takes(&self, handover: Handover, arrived: Arrived) -> Result<i32> {
+    fn takes(&self, handover: Handover, arrived: Arrived, running: PipeWriter) -> Result<i32> {
         begin_round();
         reached(&faults::ARRIVED);
         let image = format!(
@@ -190,7 +212,7 @@ impl Heir<'_> {
                 chain: &chain,
                 parts: &parts,
             };
-            let round = match inheritance.takes(complete, &handover, arrived) {
+            let round = match inheritance.takes(complete, &handover, arrived, running) {
                 Ok(round) => round,
                 Err(error) => {
                     link.leave();
@@ -255,6 +277,7 @@ impl Inheritance<'_> {
         complete: Complete,
         handover: &Handover,
         arrived: Arrived,
+        mut running: PipeWriter,
     ) -> Result<Option<u64>> {
         let (round, order) = self.begins()?;
         let name = &self.heir.moves.heir;
@@ -288,6 +311,8 @@ impl Inheritance<'_> {
         reached(&faults::DECIDED);
         self.parts.plugins.borrow_mut().refill(&directory)?;
         again::go(restored, complete, self.parts)?;
+        // Who has ordered it may have gone.
+        let _ = running.write(&[1]);
         self.link.rename(&self.heir.moves.member);
         reached(&faults::RUNS);
         // Processes around this one have it as well: it takes no more memory.

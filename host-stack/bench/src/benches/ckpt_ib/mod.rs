@@ -9,6 +9,7 @@
 //! | MPI kernels | the time of a long run less that of a short one, so that how the job starts is left out |
 //! | start | from the start of so many processes, each with a queue pair, until messages have come by all of these |
 //! | drain | of processes at work, what plugins take of a checkpoint: until nothing is under way, and all is taken down |
+//! | move | how long a member of a job stands still that moves, with so much registered or private memory |
 //! | dump, restart, image | an MPI kernel that is at work |
 
 mod scene;
@@ -35,6 +36,9 @@ pub static BENCH: BenchWith<Chosen> = BenchWith::new(
 const CALL_NS: f64 = 25.0;
 /// What the network's part of a checkpoint may take, in milliseconds.
 const NETWORK_MS: f64 = 2.0;
+/// How long who moves may stand still, in milliseconds, and with how much memory.
+const BLACKOUT_MS: f64 = 50.0;
+const MOVED_MIB: u64 = 512;
 /// The kernel that is checkpointed, and its ranks.
 const KERNEL: &str = "lu";
 const RANKS: u32 = 4;
@@ -58,6 +62,8 @@ enum Measured {
     Start(u32),
     /// Each of [`RESTS`].
     Rest,
+    /// Memory of this kind.
+    Move(&'static str),
     /// An MPI kernel, by its program.
     Checkpoint(String),
 }
@@ -90,7 +96,7 @@ fn measures(scale: f64, directory: &Path) -> Vec<Measure> {
     };
     let n = count(1e6, 1e3);
     for verb in ["write", "send"] {
-        let program = format!("ib_{verb}_lat -s 8 -n {n}");
+        let program = format!("ib_{verb}_lat -F -s 8 -n {n}");
         let unit = Unit::Microseconds;
         perftest(format!("{verb} 8 B"), unit, program, 4, 1.0, None);
     }
@@ -99,7 +105,7 @@ fn measures(scale: f64, directory: &Path) -> Vec<Measure> {
     for (size, bytes, usual) in [("4 KiB", 4096, 2e6), ("64 KiB", 65536, 2e5)] {
         let n = count(usual, 1e3);
         for verb in ["write", "send"] {
-            let program = format!("ib_{verb}_bw -s {bytes} -n {n}");
+            let program = format!("ib_{verb}_bw -F -s {bytes} -n {n}");
             let aim = Some(Aim::AtLeast(0.98));
             let name = format!("{verb} {size}");
             perftest(name, Unit::Rate, program, 3, rate, aim);
@@ -144,6 +150,12 @@ fn measures(scale: f64, directory: &Path) -> Vec<Measure> {
         what: Measured::Rest,
         rows: rows.collect(),
     });
+    for kind in ["registered", "private"] {
+        let name = format!("move, {kind}");
+        let aim = Some(Aim::AtMost(1.0));
+        let row = Row::new(name, Unit::Milliseconds, "50 ms", aim);
+        all.push(one(Measured::Move(kind), row));
+    }
     all
 }
 
@@ -239,6 +251,10 @@ fn measure(scene: &Scene, what: &Measured, is_ours_first: bool) -> Result<Vec<Sa
                 all.push((scene.rest(pairs, qps)?, Some(allowed)));
             }
             all
+        }
+        Measured::Move(kind) => {
+            let mib = (MOVED_MIB as f64 * scene.scale).max(1.0) as u64;
+            vec![(scene.moved(kind, mib)?, Some(BLACKOUT_MS))]
         }
         Measured::Checkpoint(program) => {
             let (ours, restart) = scene.checkpoint(program, Transport::Verbs)?;

@@ -50,12 +50,19 @@ pub struct Dumped {
     pub took_ms: f64,
 }
 
+/// What `ckpt move --json` says.
+#[derive(Deserialize)]
+struct Moved {
+    blackout_ms: f64,
+}
+
 /// Where programs run.
 pub struct Scene {
     snaprig: PathBuf,
     directory: PathBuf,
     program: PathBuf,
-    scale: f64,
+    /// What runs are shortened by.
+    pub scale: f64,
 }
 
 /// Programs that end with the benchmark.
@@ -245,6 +252,37 @@ impl Scene {
         let dumped = self.dump()?;
         running.0.wait()?;
         Ok(dumped.plugins_ms)
+    }
+
+    /// Milliseconds that a member of a job stands still while it moves, with so much memory of a kind.
+    pub fn moved(&self, kind: &str, mib: u64) -> Result<f64, AnyError> {
+        let (job, moved) = (self.directory.join("job"), self.directory.join("moved"));
+        let (stop, ready) = (self.stop(), self.ready());
+        for file in [&stop, &ready, &moved] {
+            let _ = fs::remove_file(file);
+        }
+        let _ = fs::remove_dir_all(&job);
+        let words = format!(
+            "snaprig ckpt launch --job {job} --name one --verbs -- {program} pairs 1 1 {ready} {stop} {kind} {mib} &
+            until [ -e {ready} ]; do kill -0 $! || exit; sleep 0.01; done
+            sleep {works}
+            snaprig ckpt move --job {job} one --json > {moved} &
+            until [ -s {moved} ]; do kill -0 $! || break; sleep 0.01; done
+            touch {stop}
+            wait && cat {moved}",
+            job = job.display(),
+            program = self.program.display(),
+            ready = ready.display(),
+            stop = stop.display(),
+            moved = moved.display(),
+            works = WORKS.as_secs_f64(),
+        )
+        .replace("snaprig ckpt", &format!("{} ckpt", self.snaprig.display()));
+        let output = self.shell_with(&words, None).output()?;
+        let said = printed(&output)?;
+        let moved: Moved = serde_json::from_str(&said)
+            .map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        Ok(moved.blackout_ms)
     }
 
     /// Takes a checkpoint, after which nothing runs any more.
