@@ -95,14 +95,14 @@ macro_rules! moves {
 }
 
 moves! {
-    writes: "ib_write_bw", "ib_write_bw -F -q 4 -n 2000000 -s 4096", "8000000";
-    reads: "ib_write_bw", "ib_read_bw -F -n 6000000 -s 4096", "6000000";
-    messages: "ib_write_bw", "ib_send_bw -F -n 6000000 -s 4096", "6000000";
-    unreliable_messages: "ib_write_bw", "ib_send_lat -F -c UC -n 1000000", "1000000";
-    atomics: "ib_write_bw", "ib_atomic_lat -F -n 2000000", "2000000";
-    shared_receives: "ibv_rc_pingpong", "ibv_srq_pingpong -c -n 2500000", "2500000 iters in";
-    datagrams: "ib_write_bw", "ib_send_lat -F -c UD -n 400000", "400000";
-    events: "ibv_rc_pingpong", "ibv_rc_pingpong -c -e -n 100000", "100000 iters in";
+    writes: "ib_write_bw", "ib_write_bw -F -q 4 -n 1000000 -s 4096", "4000000";
+    reads: "ib_write_bw", "ib_read_bw -F -n 3000000 -s 4096", "3000000";
+    messages: "ib_write_bw", "ib_send_bw -F -n 3000000 -s 4096", "3000000";
+    unreliable_messages: "ib_write_bw", "ib_send_lat -F -c UC -n 500000", "500000";
+    atomics: "ib_write_bw", "ib_atomic_lat -F -n 1000000", "1000000";
+    shared_receives: "ibv_rc_pingpong", "ibv_srq_pingpong -c -n 1000000", "1000000 iters in";
+    datagrams: "ib_write_bw", "ib_send_lat -F -c UD -n 200000", "200000";
+    events: "ibv_rc_pingpong", "ibv_rc_pingpong -c -e -n 50000", "50000 iters in";
 }
 
 /// What is not known to move is refused before anything is taken down, and goes on.
