@@ -479,16 +479,12 @@ impl Stopped {
     /// The tree ends, for it goes on elsewhere, with what it has carried along.
     pub fn hand_over(self) -> Pause {
         self.described.forget_locks(&self.frozen);
-        self.kill()
+        self.end()
     }
 
     /// The tree ends, for its checkpoint is complete.
     pub fn end(mut self) -> Pause {
         self.described.abandon();
-        self.kill()
-    }
-
-    fn kill(self) -> Pause {
         // Copies of descriptors would keep connections until they are closed.
         self.frozen.kill();
         drop(self.described);

@@ -234,6 +234,16 @@ fn who_moves_where_they_are_too_few_has_ordinary_ones() {
         let (statuses, output) = (trees.ended(), trees.output());
         assert!(statuses.iter().all(|status| *status == 0), "{output}");
         assert_eq!(output.matches("right").count(), 1, "{output}");
+        let of_tree = fs::read_to_string(trees.directory.path().join("objects"));
+        let of_tree = of_tree.unwrap_or_default();
+        let are_here = fs::read_to_string("/proc/sysvipc/shm").unwrap();
+        let mut here = are_here
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(1));
+        assert!(
+            here.all(|id| !of_tree.split(' ').any(|one| one == format!("m{id}"))),
+            "segments stay where the tree was: {are_here}"
+        );
     }
 }
 

@@ -58,7 +58,7 @@ pub struct Sockets {
     saving: save::Sockets,
     /// Ends of restored connections that nobody has any more, until those that are left have what was on its way.
     lost: restore::Lost,
-    /// They have come along, with what is in them.
+    /// They go along, or have come along, with what is in them.
     are_carried: bool,
 }
 
@@ -106,10 +106,11 @@ impl Resource for Sockets {
     }
 
     fn join(&mut self, tree: &mut Tree, stopped: &mut Stopped<'_>) -> Result<()> {
-        match stopped.purpose {
+        self.are_carried = stopped.purpose == Purpose::MovingAlong;
+        match self.are_carried {
             // All that there is to know of them goes along.
-            Purpose::MovingAlong => Ok(()),
-            _ => self.saving.join(&mut tree.files),
+            true => Ok(()),
+            false => self.saving.join(&mut tree.files),
         }
     }
 
@@ -126,7 +127,9 @@ impl Resource for Sockets {
     }
 
     fn abandon(&self) {
-        self.saving.abandon();
+        if !self.are_carried {
+            self.saving.abandon();
+        }
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, board: Option<&Board<'_>>) -> Result<()> {

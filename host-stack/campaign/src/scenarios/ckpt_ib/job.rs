@@ -8,9 +8,10 @@ use snaprig_ckpt_ib::{
     cookie::{Cookie, Queue},
     drain::{Drain, Said, said},
     faults,
-    names::{Domain, Key, Port, Published},
+    names::{Aliases, Domain, Key, Port, Published},
     process::Process,
     queue_pair::{Service, Stage},
+    told::{Near, Told},
 };
 use snaprig_ckpt_plugin::phase::Phase;
 use snaprig_hca::State;
@@ -59,7 +60,7 @@ struct Round {
     phase: Phase,
     passed: BTreeSet<usize>,
     since_ns: u64,
-    said: Vec<Said>,
+    told: Vec<Told>,
     drains: Vec<Option<Drain>>,
     saved: Vec<Option<Saved>>,
     published: Vec<Published>,
@@ -153,7 +154,7 @@ impl Run {
                 phase,
                 passed: BTreeSet::new(),
                 since_ns: now,
-                said: Vec::new(),
+                told: Vec::new(),
                 drains: vec![None; count],
                 saved: vec![None; count],
                 published: Vec::new(),
@@ -263,7 +264,7 @@ impl Run {
         let one = &mut self.members[member];
         one.is_closed = true;
         if let Some(round) = &mut self.job.round {
-            round.said.extend(said(&one.process));
+            round.told.push(Told::new(&said(&one.process)));
         }
         true
     }
@@ -320,7 +321,10 @@ impl Run {
         let drain = match slot {
             Some(drain) => drain,
             None => {
-                let drain = Drain::new(process, &round.said)?;
+                // All call them the same here.
+                let (near, aliases) = (Near::of(process), Aliases::default());
+                let told = round.told.iter().flat_map(|one| one.near(&near, &aliases));
+                let drain = Drain::new(process, &told.collect::<Vec<Said>>())?;
                 slot.insert(drain)
             }
         };
