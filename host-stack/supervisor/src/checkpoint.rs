@@ -471,7 +471,7 @@ impl Stopped {
         File::open(&path).map_err(|source| Error::io(path, source))
     }
 
-    /// Its open files that go along as they are.
+    /// What goes along with it as it is.
     pub fn carried(&self) -> Vec<(Item, BorrowedFd<'_>)> {
         self.described.carried()
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! source                                                heir
 //!   | -- Sheet, image, network namespace ---------------> |
-//!   | -- its sockets and shared memory, a few at a time -> |
-//!   | <- joined, or why it is not ------------------------- |
+//!   | -- sockets, shared memory, a few at a time -------> |
+//!   | <- joined, or why it is not ----------------------- |
 //!   |    ... the socket ends with either side ...         |
 //! ```
 

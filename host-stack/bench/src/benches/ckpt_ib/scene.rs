@@ -263,10 +263,10 @@ impl Scene {
         }
         let _ = fs::remove_dir_all(&job);
         let words = format!(
-            "snaprig ckpt launch --job {job} --name one --verbs -- {program} pairs 1 1 {ready} {stop} {kind} {mib} &
+            "{snaprig} ckpt launch --job {job} --name one --verbs -- {program} pairs 1 1 {ready} {stop} {kind} {mib} &
             until [ -e {ready} ]; do kill -0 $! || exit; sleep 0.01; done
             sleep {works}
-            snaprig ckpt move --job {job} one --json > {moved} &
+            {snaprig} ckpt move --job {job} one --json > {moved} &
             until [ -s {moved} ]; do kill -0 $! || break; sleep 0.01; done
             touch {stop}
             wait && cat {moved}",
@@ -276,8 +276,8 @@ impl Scene {
             stop = stop.display(),
             moved = moved.display(),
             works = WORKS.as_secs_f64(),
-        )
-        .replace("snaprig ckpt", &format!("{} ckpt", self.snaprig.display()));
+            snaprig = self.snaprig.display(),
+        );
         let output = self.shell_with(&words, None).output()?;
         let said = printed(&output)?;
         let moved: Moved = serde_json::from_str(&said)
