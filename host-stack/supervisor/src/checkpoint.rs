@@ -23,7 +23,7 @@ use std::{
 use crate::{
     faults,
     plugins::{JobRound, ReadyPlugins, SharedPlugins},
-    precopy::{self, Precopy},
+    precopy::{self, Piece, Precopy},
 };
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
@@ -256,6 +256,20 @@ impl<S: Sink> NewImage<S> {
     /// The image is not to be.
     pub fn abandon(self, known: &mut History) {
         known.abandoned(self.before, Some(self.spaces));
+    }
+
+    /// The tree's largest memory, if it has been copied.
+    pub fn large(&mut self) -> Vec<Piece> {
+        match self.precopy.passes {
+            0 => Vec::new(),
+            _ => precopy::large(&mut self.spaces),
+        }
+    }
+
+    /// The sink has all that was copied; how many bytes it has.
+    pub fn settle(&mut self) -> Result<u64> {
+        self.writer.settle(0)?;
+        Ok(self.writer.written())
     }
 
     /// Copies what was written to since most of it was copied, if it was: while the tree runs.

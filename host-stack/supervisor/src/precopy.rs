@@ -13,12 +13,14 @@
 //! What must stay true: a page that was protected, and not copied after that, is missing from what the chain has.
 
 use std::{
+    cmp::Reverse,
     ops::Range,
     time::{Duration, Instant},
 };
 
 use libc::pid_t;
-use procfs::process::{MMPermissions, MMapPath, Process};
+use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process, VmFlags};
+use serde::{Deserialize, Serialize};
 use snaprig_ckpt::dump;
 use snaprig_ckpt_image::image::{CHUNK_MAX, Sink, Writer};
 use snaprig_resources::{
@@ -39,6 +41,11 @@ use crate::checkpoint::History;
 const PASSES_MAX: u32 = 6;
 /// What is copied in a few milliseconds is left for when the tree stands still.
 const LITTLE: u64 = 8 << 20;
+
+/// Pieces of as many bytes are large.
+const LARGE: u64 = 1 << 20;
+/// Most large pieces that are told of.
+const LARGE_MAX: usize = 1000;
 
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -181,20 +188,66 @@ fn left_to_copy(me: pid_t) -> Result<u64> {
     Ok(bytes)
 }
 
+/// A process's private memory that is in one piece, however it is protected.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Piece {
+    pub space: u32,
+    pub start: u64,
+    pub end: u64,
+    /// MAP_NORESERVE.
+    pub is_unreserved: bool,
+}
+
+/// The largest pieces.
+pub fn large(spaces: &mut Spaces) -> Vec<Piece> {
+    let mut large = Vec::new();
+    for pid in freeze::descendants(me()).unwrap_or_default() {
+        let space = spaces.meet(Key::Process(pid)).number();
+        large.extend(pieces(pid, space));
+    }
+    large.retain(|piece| piece.end - piece.start >= LARGE);
+    large.sort_unstable_by_key(|piece| Reverse(piece.end - piece.start));
+    large.truncate(LARGE_MAX);
+    large
+}
+
+fn pieces(pid: pid_t, space: u32) -> Vec<Piece> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    // It may have ended.
+    let maps = Process::new(pid).and_then(|process| process.smaps());
+    for map in maps.iter().flatten().filter(|map| is_private(map)) {
+        let (start, end) = map.address;
+        let is_unreserved = map.extension.vm_flags.contains(VmFlags::NR);
+        match pieces.last_mut() {
+            Some(last) if last.end == start && last.is_unreserved == is_unreserved => {
+                last.end = end;
+            }
+            _ => pieces.push(Piece {
+                space,
+                start,
+                end,
+                is_unreserved,
+            }),
+        }
+    }
+    pieces
+}
+
 /// The private anonymous areas of a process that it can read; none of one that has ended.
 fn areas(pid: pid_t) -> Vec<Range<u64>> {
     let Ok(maps) = Process::new(pid).and_then(|process| process.maps()) else {
         return Vec::new();
     };
-    let wanted = maps.iter().filter(|map| {
-        let nowhere = match &map.pathname {
-            MMapPath::Path(_) | MMapPath::Vsyscall | MMapPath::Vsys(_) => false,
-            _ => kernels(map).is_none(),
-        };
-        nowhere
-            && map
-                .perms
-                .contains(MMPermissions::PRIVATE | MMPermissions::READ)
-    });
+    let can_read = |map: &&MemoryMap| map.perms.contains(MMPermissions::READ);
+    let wanted = maps.iter().filter(|map| is_private(map)).filter(can_read);
     wanted.map(|map| map.address.0..map.address.1).collect()
+}
+
+/// Whether a mapping is private, and of no file.
+fn is_private(map: &MemoryMap) -> bool {
+    let is_nowhere = match &map.pathname {
+        MMapPath::Path(_) | MMapPath::Vsyscall | MMapPath::Vsys(_) => false,
+        _ => kernels(map).is_none(),
+    };
+    is_nowhere && map.perms.contains(MMPermissions::PRIVATE)
 }

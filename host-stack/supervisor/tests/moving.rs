@@ -192,3 +192,22 @@ fn are_right_but_for_who_moved(trees: &mut Trees, round: u64) {
     );
     assert_eq!(output.matches("server right").count(), 1, "{output}");
 }
+
+#[test]
+fn private_memory_that_changes_goes_along() {
+    for program in ["growing.c", "churn.c"] {
+        let (_directory, changing) = compiled(program, &[]);
+        let mut trees = Trees::new();
+        trees.launch("one", &[&changing]);
+        trees.wait_for("ready");
+        for times in 1..=5 {
+            trees.begin_move("one", None);
+            wait_until("one has moved", || {
+                trees.output().matches("one has moved").count() == times
+            });
+        }
+        trees.tell("go");
+        let (ended, output) = (trees.ended(), trees.output());
+        assert!(output.contains("right"), "{ended:?}: {output}");
+    }
+}

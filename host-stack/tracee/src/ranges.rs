@@ -58,6 +58,12 @@ impl Ranges {
     }
 }
 
+impl From<Range<u64>> for Ranges {
+    fn from(range: Range<u64>) -> Self {
+        std::iter::once(range).collect()
+    }
+}
+
 impl FromIterator<Range<u64>> for Ranges {
     fn from_iter<I: IntoIterator<Item = Range<u64>>>(ranges: I) -> Self {
         let mut sorted: Vec<_> = ranges.into_iter().collect();

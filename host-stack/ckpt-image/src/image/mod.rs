@@ -30,7 +30,10 @@ mod wire;
 mod writer;
 
 use serde::{Deserialize, Serialize};
-pub use snaprig_image::{Filled, ImageId, NoId, Sink, Source, hash, transport::FileSink};
+pub use snaprig_image::{
+    Filled, ImageId, NoId, Sink, Source, hash,
+    transport::{FileSink, Reading},
+};
 
 pub use self::{
     buffer::Buffer,

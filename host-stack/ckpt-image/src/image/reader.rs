@@ -145,6 +145,11 @@ impl<S: Source> Reader<S> {
         &self.source
     }
 
+    /// How many of its bytes have been read.
+    pub fn offset(&self) -> u64 {
+        self.grammar.offset()
+    }
+
     /// What errors call it.
     pub fn name(&self) -> &str {
         &self.name

@@ -9,7 +9,8 @@ use snaprig_resources::{
 };
 use snaprig_tracee::remote::{self, Call, call};
 
-use super::rebuilding::Rebuilding;
+use super::{rebuilding::Rebuilding, staging::Staging};
+
 /// Policies that are set at once: the masks of their nodes find room.
 const PLACEMENTS: usize = 256;
 /// mmap(2), since Linux 6.11.
@@ -19,9 +20,10 @@ const MAP_DROPPABLE: i32 = 8;
 const MADV_GUARD_INSTALL: u64 = 102;
 
 impl Rebuilding<'_> {
-    pub(crate) fn map_areas(&self, tree: &Tree, opened: &Opened) -> Result<()> {
-        let mut calls = Vec::new();
-        for area in &self.body.areas {
+    pub(crate) fn map_areas(&self, tree: &Tree, opened: &Opened, staging: &Staging) -> Result<()> {
+        let mut calls = staging.moves(self.process);
+        let rest = |area: &&Area| !staging.gives(self.process, area);
+        for area in self.body.areas.iter().filter(rest) {
             match (&area.backing, &tree.sysv) {
                 (Backing::Segment(id, offset), Some(sysv)) => {
                     calls.extend(self.attach(area, (*id, *offset), sysv)?);

@@ -10,11 +10,14 @@ use snaprig_resources::{
 };
 use snaprig_tracee::parallel;
 
-/// Fills all spaces, on all processors: what takes longest is to make the pages, and to have them from the disk, for which
+use super::staging::Staging;
+
+/// Fills all spaces but for what is there, on all processors: what takes longest is to make the pages, and to have them from the disk, for which
 /// one of two threads waits.
-pub fn fill(chain: &Chain, targets: &Targets) -> Result<()> {
+pub fn fill(chain: &Chain, targets: &Targets, there: &Staging) -> Result<()> {
     let next = AtomicUsize::new(0);
-    let parts: Vec<_> = chain.parts().collect();
+    let parts = chain.parts().filter(|part| !there.has(&part.run));
+    let parts: Vec<_> = parts.collect();
     // Parts of one chunk, which is read once.
     let groups: Vec<_> = parts
         .chunk_by(|one, other| one.place.is_beside(&other.place))

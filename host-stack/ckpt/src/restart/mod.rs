@@ -15,6 +15,7 @@ mod namespaces;
 mod process;
 mod rebuilding;
 mod seed;
+mod staging;
 mod threads;
 mod timers;
 mod vdso;
@@ -33,6 +34,7 @@ use snaprig_tracee::{error::Error as TraceeError, trace::Tracee};
 pub use self::{
     groups::place,
     namespaces::{Clocks, Complete, exit_code, run},
+    staging::Staging,
 };
 pub use snaprig_resources::error::chain;
 use snaprig_resources::event::Reporter;
@@ -63,6 +65,7 @@ pub struct Restored<'a> {
     opened: Option<Opened>,
     resources: Resources,
     threads: Vec<Tracee>,
+    staging: Staging,
     /// Locks in memory that has come along: until all runs, its threads may have to end without a trace.
     hidden: Vec<Hidden>,
     runs: bool,
@@ -102,9 +105,16 @@ impl<'a> Restored<'a> {
             opened: Some(opened),
             resources,
             threads: Vec::new(),
+            staging: Staging::default(),
             hidden: Vec::new(),
             runs: false,
         })
+    }
+
+    /// What is there of its memory already: as much as the chain says.
+    pub fn have(&mut self, mut staging: Staging) {
+        staging.settle(self.tree);
+        self.staging = staging;
     }
 
     /// Makes its processes, every byte of which has been read and checked when it returns; none of them runs. The caller
@@ -118,7 +128,7 @@ impl<'a> Restored<'a> {
         let Some(opened) = &mut self.opened else {
             return Ok(());
         };
-        let made = (opened, &self.resources);
+        let made = (opened, &self.resources, &self.staging);
         (self.threads, self.hidden) = grow(self.tree, chain, made, drops_privileges, board)?;
         Ok(())
     }
@@ -219,18 +229,18 @@ fn open(
 fn grow(
     tree: &Tree,
     chain: &Chain,
-    (opened, resources): (&mut Opened, &Resources),
+    (opened, resources, staging): (&mut Opened, &Resources, &Staging),
     drops_privileges: bool,
     board: Option<&Board>,
 ) -> Result<(Vec<Tracee>, Vec<Hidden>)> {
     let quiet = board.map(Board::quiet);
-    seed::plant(tree, opened, resources)?;
+    seed::plant(tree, opened, resources, staging)?;
     drop(quiet);
     reached(&faults::RESTART_PLANTED);
     let mut growing = Vec::new();
     for process in &tree.processes {
         if let Some(body) = &process.body {
-            let laid_out = process::lay_out(process, body, tree, opened);
+            let laid_out = process::lay_out((process, body), tree, opened, staging);
             growing.push(laid_out.map_err(|error| huge::explained(tree, error))?);
         }
     }
@@ -238,7 +248,7 @@ fn grow(
     for kind in resources {
         kind.targets(tree, opened, &mut targets)?;
     }
-    fill::fill(chain, &targets).map_err(|error| huge::explained(tree, error))?;
+    fill::fill(chain, &targets, staging).map_err(|error| huge::explained(tree, error))?;
     drop(targets);
     reached(&faults::RESTART_FILLED);
     let mut hidden = Vec::new();

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{rebuilding::Rebuilding, threads};
+use super::{rebuilding::Rebuilding, staging::Staging, threads};
 use crate::{
     dump::{SIGNALS, code_among, credentials as credentials_of},
     faults,
@@ -26,6 +26,7 @@ use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     code::{find_syscall, kernels, syscall_instruction},
     memory,
+    ranges::Ranges,
     remote::{self, PAGE, STUB_BYTES, call},
     trace::Tracee,
 };
@@ -35,10 +36,10 @@ const USER_END: u64 = 0x7fff_ffff_f000;
 
 /// Takes hold of a planted process and gives it the areas that it had, all of them writable, but for what is shared.
 pub fn lay_out<'a>(
-    process: &'a Process,
-    body: &'a Body,
+    (process, body): (&'a Process, &'a Body),
     tree: &Tree,
     opened: &Opened,
+    staging: &Staging,
 ) -> Result<Rebuilding<'a>> {
     let pid = process.pid;
     let first = Tracee::seize(pid)?;
@@ -66,9 +67,9 @@ pub fn lay_out<'a>(
         stub,
     });
     growing.map_stub(at)?;
-    growing.make_empty(&kernels)?;
+    growing.make_empty(&kernels, staging)?;
     growing.place_kernels(&kernels, &code, tree)?;
-    growing.map_areas(tree, opened)?;
+    growing.map_areas(tree, opened, staging)?;
     reached(&faults::RESTART_MAPPED);
     Ok(growing)
 }
@@ -147,8 +148,8 @@ impl Rebuilding<'_> {
         Ok(())
     }
 
-    /// Takes everything away but the stub and, beside it, what is the kernel's.
-    fn make_empty(&self, kernels: &[(Vec<u8>, Range<u64>)]) -> Result<()> {
+    /// Takes everything away but the stub, beside it what is the kernel's, and memory that the process is given.
+    fn make_empty(&self, kernels: &[(Vec<u8>, Range<u64>)], staging: &Staging) -> Result<()> {
         let mut calls = Vec::new();
         if let Some((address, length, signature)) = self.first.rseq()? {
             let unregister = 1;
@@ -170,8 +171,13 @@ impl Rebuilding<'_> {
         if end > spare + SPARE_BYTES {
             return Err(damaged("a vDSO that is too large"));
         }
-        calls.push(call(libc::SYS_munmap, [0, self.stub]));
-        calls.push(call(libc::SYS_munmap, [end, USER_END - end]));
+        let kept = staging.kept(self.process);
+        let kept = kept.union(&Ranges::from(self.stub..end));
+        let rest = Ranges::from(0..USER_END).without(&kept);
+        calls.extend(
+            rest.iter()
+                .map(|rest| call(libc::SYS_munmap, [rest.start, rest.end - rest.start])),
+        );
         self.make("cannot be emptied", &calls)
     }
 

@@ -11,7 +11,7 @@
 //! What must stay true: a child that is of another session than its parent was born before its parent made one.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs::File,
     io::{self, Read, Write},
     mem::ManuallyDrop,
@@ -32,13 +32,19 @@ use snaprig_resources::{
 use super::{
     groups,
     namespaces::{fork_as, fork_brother},
+    staging::Staging,
 };
 
 /// Longest message of a process that cannot be planted.
 const MESSAGE_MAX: usize = 2000;
 
 /// Makes all processes of a tree; returns when each of them waits.
-pub fn plant(tree: &Tree, opened: &mut Opened, resources: &Resources) -> Result<()> {
+pub fn plant(
+    tree: &Tree,
+    opened: &mut Opened,
+    resources: &Resources,
+    staging: &Staging,
+) -> Result<()> {
     let (reader, writer) = io::pipe().map_err(|source| Error::io("pipe", source))?;
     let ready = opened.keep(writer.into())?;
     let (all_there, mut told) = io::pipe().map_err(|source| Error::io("pipe", source))?;
@@ -47,6 +53,7 @@ pub fn plant(tree: &Tree, opened: &mut Opened, resources: &Resources) -> Result<
         tree,
         opened,
         resources,
+        staging,
         ready,
         all_there,
     };
@@ -89,6 +96,7 @@ struct Planter<'a> {
     tree: &'a Tree,
     opened: &'a Opened,
     resources: &'a Resources,
+    staging: &'a Staging,
     /// Where processes say that they wait, or why they cannot.
     ready: RawFd,
     /// Where each of them reads that all are there.
@@ -112,13 +120,14 @@ impl Planter<'_> {
             let of = child.session;
             let is_orphan = of != session && is_orphaned(self.tree, of);
             if !is_orphan || groups::place(self.tree).session.is_none() && of == self.outside() {
+                self.give(&[child.pid]);
                 if fork_as(child.pid, child.exit_signal)? == 0 {
                     self.become_process(child);
                 }
             } else if !made.contains(&of) {
                 made.push(of);
                 let brothers = children.iter().filter(|child| child.session == of);
-                self.orphaned(of, brothers.copied())?;
+                self.orphaned(of, &brothers.copied().collect::<Vec<_>>())?;
             }
         }
         Ok(())
@@ -132,11 +141,8 @@ impl Planter<'_> {
     }
 
     /// Children in a session whose leader has ended: it makes them, as its brothers.
-    fn orphaned<'a>(
-        &self,
-        session: pid_t,
-        children: impl Iterator<Item = &'a Process>,
-    ) -> Result<()> {
+    fn orphaned(&self, session: pid_t, children: &[&Process]) -> Result<()> {
+        self.give(&children.iter().map(|child| child.pid).collect::<Vec<_>>());
         let leader = fork_as(session, libc::SIGCHLD)?;
         if leader != 0 {
             return groups::wait(leader);
@@ -145,6 +151,7 @@ impl Planter<'_> {
         unsafe { libc::setsid() };
         let mut made = groups::make(self.tree, session);
         for child in children {
+            self.give(&[child.pid]);
             match fork_brother(child.pid) {
                 Ok(0) => self.become_process(child),
                 Ok(_) => {}
@@ -152,6 +159,25 @@ impl Planter<'_> {
             }
         }
         process::exit(i32::from(made.is_err()))
+    }
+
+    /// Who is forked next has the memory of these processes and of their descendants, and of nobody else.
+    fn give(&self, heads: &[pid_t]) {
+        if self.staging.is_empty() {
+            return;
+        }
+        let (mut spaces, mut heads) = (BTreeSet::new(), heads.to_vec());
+        while let Some(head) = heads.pop() {
+            for process in &self.tree.processes {
+                if process.pid == head {
+                    spaces.insert(process.space);
+                }
+                if process.parent == head {
+                    heads.push(process.pid);
+                }
+            }
+        }
+        self.staging.give(&spaces);
     }
 
     fn become_process(&self, process: &Process) -> ! {

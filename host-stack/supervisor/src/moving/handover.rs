@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! source                                                heir
-//!   | -- Sheet, image, network namespace ---------------> |
+//!   | -- Ahead, image ----------------------------------> |    as often as there is more, while the tree runs
+//!   | <- it has been read ------------------------------- |
+//!   | -- Sheet, image, network namespace ---------------> |    the tree stands still
 //!   | -- sockets, shared memory, a few at a time -------> |
 //!   | <- joined, or why it is not ----------------------- |
 //!   |    ... the socket ends with either side ...         |
@@ -23,14 +25,34 @@ use snaprig_resources::{
     opened::{Carried, Item},
 };
 
+use crate::precopy::Piece;
+
 /// Most bytes of a sheet: as much as a tree may have of both.
 const SHEET_MAX: usize = 128 << 10;
 /// A message whose descriptors are all of it.
 const MORE: &[u8] = b"+";
 /// The heir is in the job.
 const JOINED: &str = "joined";
+/// The heir has read what there is.
+const READ: &[u8] = b"read";
 /// Most bytes of what it says.
 const SAID_MAX: usize = 2000;
+
+/// What a source says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message {
+    Ahead(Ahead),
+    All(Sheet),
+}
+
+/// How much there is of an image whose tree still runs.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Ahead {
+    /// Memory that is large, and was not told of before.
+    pub large: Vec<Piece>,
+    /// Bytes of the image.
+    pub written: u64,
+}
 
 /// What comes.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,6 +61,13 @@ struct Sheet {
     directory: PathBuf,
     /// Sockets and memory, in the order in which they come.
     items: Vec<Item>,
+}
+
+/// What has come.
+pub enum Came {
+    /// Some of it, with its image.
+    Ahead(Ahead, File),
+    All(Arrived),
 }
 
 /// A tree that has come.
@@ -62,6 +91,14 @@ fn failed(source: impl Into<std::io::Error>) -> Error {
     Error::io("the socket by which a tree moves", source.into())
 }
 
+fn ended() -> Error {
+    failed(std::io::ErrorKind::UnexpectedEof)
+}
+
+fn encode(message: &Message) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("messages hold numbers and a path")
+}
+
 impl Handover {
     /// The source's end.
     pub fn connect(heir: &Path) -> Result<Self> {
@@ -83,6 +120,22 @@ impl Handover {
             .map_err(failed)
     }
 
+    /// Some of an image is there; returns when the heir has read it.
+    pub fn send_ahead(&self, ahead: Ahead, image: BorrowedFd<'_>) -> Result<()> {
+        let said = encode(&Message::Ahead(ahead));
+        packets::send(&self.0, &said, &[image]).map_err(failed)?;
+        let mut bytes = [0; READ.len()];
+        match packets::receive(&self.0, &mut bytes).map_err(failed)? {
+            Some(_) if bytes == READ => Ok(()),
+            _ => Err(ended()),
+        }
+    }
+
+    /// What there is has been read.
+    pub fn say_read(&self) -> Result<()> {
+        packets::send(&self.0, READ, &[]).map_err(failed)
+    }
+
     /// All of a tree leaves.
     pub fn send(
         &self,
@@ -94,7 +147,7 @@ impl Handover {
             directory: directory.to_owned(),
             items: carried.iter().map(|(item, _)| *item).collect(),
         };
-        let sheet = postcard::to_stdvec(&sheet).expect("a sheet holds numbers and a path");
+        let sheet = encode(&Message::All(sheet));
         packets::send(&self.0, &sheet, &[image, network]).map_err(failed)?;
         for some in carried.chunks(FDS_MAX) {
             let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
@@ -103,14 +156,20 @@ impl Handover {
         Ok(())
     }
 
-    /// All of a tree comes.
-    pub fn receive(&self) -> Result<Arrived> {
-        let ended = || failed(std::io::ErrorKind::UnexpectedEof);
+    /// More of a tree comes.
+    pub fn receive(&self) -> Result<Came> {
         let mut bytes = vec![0; SHEET_MAX];
         let (len, fds) = packets::receive(&self.0, &mut bytes)
             .map_err(failed)?
             .ok_or_else(ended)?;
-        let sheet: Sheet = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
+        let message = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
+        let sheet = match message {
+            Message::Ahead(ahead) => {
+                let image = fds.into_iter().next().ok_or_else(ended)?;
+                return Ok(Came::Ahead(ahead, image.into()));
+            }
+            Message::All(sheet) => sheet,
+        };
         let [image, network] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| ended())?;
         let mut fds = Vec::new();
         while fds.len() < sheet.items.len() {
@@ -122,12 +181,12 @@ impl Handover {
             }
             fds.extend(some);
         }
-        Ok(Arrived {
+        Ok(Came::All(Arrived {
             directory: sheet.directory,
             image: image.into(),
             network,
             carried: sheet.items.into_iter().zip(fds).collect(),
-        })
+        }))
     }
 
     /// The heir says that it is in the job, or why it is not.

@@ -18,7 +18,7 @@ use rustix::{
     net::SocketFlags,
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
-use snaprig_ckpt::restart::{self, Complete, Restored};
+use snaprig_ckpt::restart::{self, Complete, Restored, Staging};
 use snaprig_ckpt_image::chain::Chain;
 use snaprig_coord::{
     driver,
@@ -36,9 +36,10 @@ use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
     Note,
+    ahead::Coming,
     decision::{self, Decision},
     faults,
-    handover::{Arrived, Handover},
+    handover::{Arrived, Came, Handover},
 };
 use crate::{
     again,
@@ -89,7 +90,7 @@ pub fn inherit(
     let arrived = heir.arrives(&listener, &ordered, patience);
     // The path need not be there any more.
     let _ = fs::remove_file(&path);
-    let done = arrived.and_then(|(handover, arrived)| heir.takes(handover, arrived, running));
+    let done = arrived.and_then(|(handover, tree)| heir.takes(handover, tree, running));
     if done.is_err() {
         // Whoever asked for it hears why from the order.
         let _ = io::copy(&mut &ordered, &mut io::sink());
@@ -135,16 +136,41 @@ impl Heir<'_> {
         listener: &OwnedFd,
         ordered: &PipeReader,
         patience: Duration,
-    ) -> Result<(Handover, Arrived)> {
+    ) -> Result<(Handover, (Arrived, Staging))> {
+        self.wait(listener, ordered)?;
+        let handover = Handover::accept(listener)?;
+        handover.wait_no_longer_than(patience)?;
+        let mut coming = None;
+        loop {
+            self.wait(&handover, ordered)?;
+            match handover.receive()? {
+                Came::Ahead(ahead, image) => {
+                    let coming = match &mut coming {
+                        Some(coming) => coming,
+                        None => coming.insert(Coming::new(image)?),
+                    };
+                    coming.take(ahead)?;
+                    handover.say_read()?;
+                }
+                Came::All(arrived) => {
+                    let staging = coming.map(Coming::finish).transpose()?;
+                    return Ok((handover, (arrived, staging.unwrap_or_default())));
+                }
+            }
+        }
+    }
+
+    /// Until more comes; not if the order has ended.
+    fn wait(&self, from: &impl AsFd, ordered: &PipeReader) -> Result<()> {
         let mut ready = [
-            PollFd::new(listener, PollFlags::IN),
+            PollFd::new(from, PollFlags::IN),
             PollFd::new(ordered, PollFlags::IN),
         ];
         loop {
             match poll(&mut ready, None) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed(error)),
-                Ok(_) if ready[0].revents().contains(PollFlags::IN) => break,
+                Ok(_) if ready[0].revents().contains(PollFlags::IN) => return Ok(()),
                 Ok(_) => {
                     return Err(Error::Job {
                         what: format!("{} has not come", self.moves.member),
@@ -152,10 +178,6 @@ impl Heir<'_> {
                 }
             }
         }
-        let handover = Handover::accept(listener)?;
-        handover.wait_no_longer_than(patience)?;
-        let arrived = handover.receive()?;
-        Ok((handover, arrived))
     }
 
     /// In a process of its own: the order, to its end.
@@ -186,7 +208,12 @@ impl Heir<'_> {
     }
 
     /// Restores the tree, and goes on with it if that is decided.
-    fn takes(&self, handover: Handover, arrived: Arrived, running: PipeWriter) -> Result<i32> {
+    fn takes(
+        &self,
+        handover: Handover,
+        (arrived, staging): (Arrived, Staging),
+        running: PipeWriter,
+    ) -> Result<i32> {
         begin_round();
         reached(&faults::ARRIVED);
         let image = format!(
@@ -212,7 +239,7 @@ impl Heir<'_> {
                 chain: &chain,
                 parts: &parts,
             };
-            let round = match inheritance.takes(complete, &handover, arrived, running) {
+            let round = match inheritance.takes(complete, &handover, (arrived, staging), running) {
                 Ok(round) => round,
                 Err(error) => {
                     link.leave();
@@ -276,7 +303,7 @@ impl Inheritance<'_> {
         &self,
         complete: Complete,
         handover: &Handover,
-        arrived: Arrived,
+        (arrived, staging): (Arrived, Staging),
         mut running: PipeWriter,
     ) -> Result<Option<u64>> {
         let (round, order) = self.begins()?;
@@ -296,6 +323,7 @@ impl Inheritance<'_> {
             let reporter = &self.heir.job.reporter;
             let carried = (None, Some(carried));
             let mut restored = Restored::open_with(self.tree, self.chain, carried, reporter)?;
+            restored.have(staging);
             restored.grow(self.chain, again::drops_privileges(), Some(&board))?;
             let channels = restored.wake_plugins()?;
             let job = JobRound {

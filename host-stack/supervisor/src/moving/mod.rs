@@ -3,8 +3,8 @@
 //!
 //! ```text
 //! phase    source, whose tree it is         the others                       heir (`heir`)
-//! Look     copies memory ahead;             plugins quiesce, drain, save     waits at a socket
-//!          plugins quiesce, drain, save
+//! Look     copies memory ahead;             plugins quiesce, drain, save     waits at a socket; has what was
+//!          plugins quiesce, drain, save                                      copied in its own memory (`ahead`)
 //! Stop     the tree stands still
 //! Write    the rest of its memory, its sockets, its network namespace  ---> has all of it, and joins the job
 //! Connect                                   plugins rebuild, exchange        restores the tree; plugins rebuild, exchange
@@ -19,6 +19,7 @@
 //!
 //! What must stay true: the tree runs at one of both supervisors at most, and at one of them in the end, whoever dies.
 
+mod ahead;
 pub mod decision;
 pub mod faults;
 pub mod handover;
@@ -47,6 +48,9 @@ use crate::{
     checkpoint::History,
     plugins::{JobRound, ReadyPlugins, SharedPlugins},
 };
+
+/// What errors call the image of a tree that moves.
+const IMAGE: &str = "the image of a tree that moves";
 
 /// What the order of a move says to members.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -15,10 +15,13 @@ use snaprig_resources::{
 };
 use snaprig_tracee::faults::reached;
 
-use super::{Parts, faults, handover::Handover};
+use super::{
+    Parts, faults,
+    handover::{Ahead, Handover},
+};
 use crate::{
     checkpoint::{self, CheckpointOptions, History, Image, Mode, NewImage, PreparedTree, Stopped},
-    plugins::JobRound,
+    plugins::{JobRound, SharedPlugins},
 };
 
 const PURPOSE: Purpose = Purpose::MovingAlong;
@@ -54,7 +57,8 @@ impl Leaving {
         self.stopped.is_some()
     }
 
-    /// All that can be done while the tree runs: its memory is copied, and once more what was written to meanwhile.
+    /// All that can be done while the tree runs: its memory is copied, and once more what was written to meanwhile; the
+    /// heir has it.
     pub fn look(&mut self, directory: &Path, job: JobRound, parts: &mut Parts<'_>) -> Result<()> {
         let known = &mut *parts.known;
         checkpoint::look(known, PURPOSE, parts.plugins)?;
@@ -63,10 +67,10 @@ impl Leaving {
             is_whole: true,
             zstd: None,
         };
-        let failed = |source| Error::io("the image of a tree that moves", source);
+        let failed = |source| Error::io(super::IMAGE, source);
         let file = self.file.try_clone().map_err(failed)?;
         let begun = NewImage::begin_with(job.board.round, &how, known, |header, options| {
-            let name = "the image of a tree that moves".into();
+            let name = super::IMAGE.into();
             let options = WriteOptions { name, ..options };
             Ok(Writer::new(
                 FileSink::new(file).map_err(failed)?,
@@ -75,14 +79,36 @@ impl Leaving {
             )?)
         })?;
         let mut begun = Box::new(begun);
-        let result = job.board.meet("copied").and_then(|()| {
-            let (plugins, job) = (parts.plugins, Some(job));
-            let ready = PreparedTree::look(PURPOSE, known, plugins, directory, job)?;
-            self.ready = Some(ready);
-            begun.catch_up(known)
-        });
+        let result = self.ahead(&mut begun, directory, job, known, parts.plugins);
         self.image = Image::Writing(begun);
         result
+    }
+
+    fn ahead(
+        &mut self,
+        begun: &mut NewImage<FileSink>,
+        directory: &Path,
+        job: JobRound,
+        known: &mut History,
+        plugins: &SharedPlugins,
+    ) -> Result<()> {
+        let handover = self.handover.insert(Handover::connect(&self.heir)?);
+        handover.wait_no_longer_than(job.board.patience)?;
+        let large = begun.large();
+        let is_ahead = !large.is_empty();
+        if is_ahead {
+            let written = begun.settle()?;
+            handover.send_ahead(Ahead { large, written }, self.file.as_fd())?;
+        }
+        job.board.meet("copied")?;
+        let ready = PreparedTree::look(PURPOSE, known, plugins, directory, Some(job))?;
+        self.ready = Some(ready);
+        begun.catch_up(known)?;
+        if is_ahead {
+            let (large, written) = (Vec::new(), begun.settle()?);
+            handover.send_ahead(Ahead { large, written }, self.file.as_fd())?;
+        }
+        Ok(())
     }
 
     /// It stands still, and all of it is in the image.
@@ -106,9 +132,11 @@ impl Leaving {
 
     /// The heir gets all of it, and is in the job.
     pub fn hand_over(&mut self, directory: &Path, board: &Board) -> Result<()> {
-        let (Some(stopped), Image::Saved(saved, _)) =
-            (&self.stopped, std::mem::take(&mut self.image))
-        else {
+        let (Some(stopped), Some(handover), Image::Saved(saved, _)) = (
+            &self.stopped,
+            &self.handover,
+            std::mem::take(&mut self.image),
+        ) else {
             return Err(super::nonsense("the tree does not stand still"));
         };
         let (_, written) = saved.finish()?;
@@ -117,14 +145,11 @@ impl Leaving {
         // From here on, there may be two of it if it outlives this process.
         stopped.bind()?;
         reached(&faults::SAVED);
-        let handover = Handover::connect(&self.heir)?;
         handover.wait_no_longer_than(board.patience)?;
         let both = (self.file.as_fd(), network.as_fd());
         handover.send(directory, both, &stopped.carried())?;
         reached(&faults::SENT);
-        handover.wait_until_joined()?;
-        self.handover = Some(handover);
-        Ok(())
+        handover.wait_until_joined()
     }
 
     /// It goes on elsewhere.
