@@ -73,8 +73,16 @@ impl<K: Ord + Copy> Counts<K> {
 
     /// What was called otherwise.
     pub fn rename(&mut self, now: impl Fn(K) -> K) {
-        for (key, count) in std::mem::take(self).all {
-            self.add(now(key), count);
+        let mut is_other = false;
+        for (key, _) in &mut self.all {
+            let renamed = now(*key);
+            is_other |= *key != renamed;
+            *key = renamed;
+        }
+        if is_other {
+            for (key, count) in std::mem::take(self).all {
+                self.add(key, count);
+            }
         }
     }
 }

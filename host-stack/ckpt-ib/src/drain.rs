@@ -82,13 +82,35 @@ pub struct Failed {
     pub delivered: Vec<(Receiver, u64)>,
 }
 
+/// Messages to a receiver of this process, of one queue pair.
+#[derive(Clone, Debug)]
+struct Incoming {
+    from: Name,
+    outgoing: Outgoing,
+}
+
+impl Incoming {
+    /// What is searched for.
+    fn key(&self) -> (Receiver, Name) {
+        (self.outgoing.to, self.from)
+    }
+
+    fn add(&mut self, more: &Outgoing) {
+        let Outgoing {
+            messages, longest, ..
+        } = &mut self.outgoing;
+        *messages = messages.saturating_add(more.messages);
+        *longest = more.longest.max(*longest);
+    }
+}
+
 /// A drain.
 #[derive(Clone, Debug)]
 pub struct Drain {
-    /// What was sent to receivers of this process, by whom.
-    incoming: BTreeMap<(Receiver, Name), Outgoing>,
-    /// Queue pairs at the other ends of this process's that messages can come to.
-    receiving: BTreeSet<Name>,
+    /// What was sent to receivers of this process, in their order.
+    incoming: Vec<Incoming>,
+    /// Queue pairs at the other ends of this process's that messages can come to, in order.
+    receiving: Vec<Name>,
     marked: BTreeSet<u32>,
     looked: bool,
 }
@@ -126,47 +148,65 @@ impl Drain {
         let own = sorted(process.each_qp().map(|(_, qp)| qp.name));
         let near = sorted(process.each_qp().map(|(_, qp)| qp.peer.unwrap_or(qp.name)));
         let behind = sorted(process.behind.values().map(|behind| behind.name));
-        let mut known = BTreeSet::new();
-        let mut drain = Self {
-            incoming: BTreeMap::new(),
-            receiving: BTreeSet::new(),
-            marked: BTreeSet::new(),
-            looked: false,
-        };
         let is_mine = |to: &Receiver| match to.shared_name() {
             None => own.binary_search(&to.qp).is_ok(),
             Some(name) => behind.binary_search(&name).is_ok(),
         };
+        let mut incoming = Vec::new();
+        let (mut known, mut receiving) = (Vec::new(), Vec::new());
         for said in all {
             if near.binary_search(&said.name).is_ok() {
-                known.insert(said.name);
+                known.push(said.name);
                 if said.receives {
-                    drain.receiving.insert(said.name);
+                    receiving.push(said.name);
                 }
             }
             let to_me = said.to.iter().filter(|outgoing| is_mine(&outgoing.to));
-            drain
-                .incoming
-                .extend(to_me.map(|outgoing| ((outgoing.to, said.name), *outgoing)));
+            incoming.extend(to_me.map(|outgoing| Incoming {
+                from: said.name,
+                outgoing: *outgoing,
+            }));
         }
+        incoming.sort_unstable_by_key(Incoming::key);
+        // Its sender may have called it by several names of its port.
+        incoming.dedup_by(|again, one| {
+            let is_same = again.key() == one.key();
+            if is_same {
+                one.add(&again.outgoing);
+            }
+            is_same
+        });
+        let known = sorted(known.into_iter());
         for (_, qp) in process.each_qp() {
             if let (Some(peer), true) = (qp.peer, qp.receives_messages())
-                && !known.contains(&peer)
+                && known.binary_search(&peer).is_err()
             {
                 return Err(Refusal::Stranger(qp.name, peer));
             }
         }
-        Ok(drain)
+        Ok(Self {
+            incoming,
+            receiving: sorted(receiving.into_iter()),
+            marked: BTreeSet::new(),
+            looked: false,
+        })
     }
 
     /// A queue pair has failed meanwhile, at its own process or another: nobody waits for more of it.
     pub fn failed(&mut self, failed: &Failed) {
-        self.receiving.remove(&failed.name);
+        self.receiving.retain(|name| *name != failed.name);
         for (to, delivered) in &failed.delivered {
-            if let Some(outgoing) = self.incoming.get_mut(&(*to, failed.name)) {
-                outgoing.messages = outgoing.messages.min(*delivered);
+            let key = (*to, failed.name);
+            if let Ok(at) = self.incoming.binary_search_by_key(&key, Incoming::key) {
+                let messages = &mut self.incoming[at].outgoing.messages;
+                *messages = (*messages).min(*delivered);
             }
         }
+    }
+
+    /// Whether messages can come to a queue pair at the other end of one of this process's.
+    fn hears(&self, peer: Name) -> bool {
+        self.receiving.binary_search(&peer).is_ok()
     }
 
     /// Lends receives to messages that would wait for ever: where all of the program's are taken, and messages are still to
@@ -235,15 +275,17 @@ impl Drain {
     /// What was sent to a queue pair, by sender.
     fn to(&self, name: Name) -> impl Iterator<Item = (Name, &Outgoing)> {
         let to = Receiver::from(name);
-        let all = self.incoming.range((to, Name::FIRST)..=(to, Name::LAST));
-        all.map(|((_, from), outgoing)| (*from, outgoing))
+        let first = self.incoming.partition_point(|one| one.outgoing.to < to);
+        let all = self.incoming[first..].iter();
+        let all = all.take_while(move |one| one.outgoing.to == to);
+        all.map(|one| (one.from, &one.outgoing))
     }
 
     /// What was sent to a shared receive queue of XRC, by sender.
     fn behind(&self, behind: &Behind) -> impl Iterator<Item = (Name, &Outgoing)> {
-        let is_its = |to: &Receiver| to.shared_name() == Some(behind.name);
-        let all = self.incoming.iter().filter(move |((to, _), _)| is_its(to));
-        all.map(|((_, from), outgoing)| (*from, outgoing))
+        let is_its = |one: &&Incoming| one.outgoing.to.shared_name() == Some(behind.name);
+        let all = self.incoming.iter().filter(is_its);
+        all.map(|one| (one.from, &one.outgoing))
     }
 
     /// Looks once more; whether all has come. Those that failed are new in `failed`: the others are to be told.
@@ -306,7 +348,7 @@ impl Drain {
                 let went_on = below.go_on(place);
                 went_on.map_err(|why| Refusal::Below(qp.name, why))?;
             }
-            let is_heard = qp.peer.is_some_and(|peer| self.receiving.contains(&peer));
+            let is_heard = qp.peer.is_some_and(|peer| self.hears(peer));
             if qp.service != Service::Reliable
                 || !is_heard
                 || forgets
@@ -378,7 +420,7 @@ impl Drain {
             return None;
         }
         let peer = qp.peer.unwrap_or(qp.name);
-        let is_heard = qp.service != Service::Reliable || self.receiving.contains(&peer);
+        let is_heard = qp.service != Service::Reliable || self.hears(peer);
         let is_stuck = qp.sends.awaits_completion()
             || qp.service == Service::Reliable && !forgets && qp.sends.to_mark().is_some();
         let count = qp.sends.outstanding().count() as u64;
@@ -403,7 +445,7 @@ impl Drain {
     pub fn finish<S, R>(&self, process: &mut Process<S, R>) {
         let forgets = process.canary == Some(Canary::ForgetsUnsignaled);
         for qp in process.qps.iter_mut().flatten() {
-            let is_heard = qp.peer.is_some_and(|peer| self.receiving.contains(&peer));
+            let is_heard = qp.peer.is_some_and(|peer| self.hears(peer));
             let is_done = match qp.service {
                 Service::Reliable => is_heard || forgets,
                 Service::Unreliable | Service::Datagram => true,

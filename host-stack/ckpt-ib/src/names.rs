@@ -26,16 +26,6 @@ pub struct Name {
     pub number: u32,
 }
 
-impl Name {
-    /// No other comes before it.
-    pub const FIRST: Self = Self { port: 0, number: 0 };
-    /// No other comes after it.
-    pub const LAST: Self = Self {
-        port: u64::MAX,
-        number: u32::MAX,
-    };
-}
-
 impl std::fmt::Display for Name {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "queue pair {:#x} at port {:#x}", self.number, self.port)

@@ -1,7 +1,8 @@
 //! What a process that has quiesced tells all others, in few bytes: most of it is of no interest to most of them, which pass over
-//! it by numbers of queue pairs alone.
+//! it by numbers of queue pairs alone, and read no more of it.
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::{
     Name, Process,
@@ -14,27 +15,57 @@ use crate::{
 pub struct Told {
     /// Of its queue pairs and of those that they send to: these are few, and long.
     ports: Vec<u64>,
+    /// Of its queue pairs.
+    numbers: Numbers,
+    /// Of those that they send to, in the order of the queue pairs; of shared receive queues, where it is those.
+    receivers: Numbers,
+    /// [`Rest`], for those that this is about.
+    #[serde(with = "serde_bytes")]
+    rest: Vec<u8>,
+}
+
+/// What another process has told makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("what another process says of its queue pairs cannot be read")]
+pub struct Unreadable;
+
+/// Numbers, of four bytes each: they are passed over without being read one by one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Numbers(#[serde(with = "serde_bytes")] Vec<u8>);
+
+impl Numbers {
+    fn push(&mut self, number: u32) {
+        self.0.extend(number.to_le_bytes());
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        let (numbers, _) = self.0.as_chunks();
+        numbers.iter().map(|bytes| u32::from_le_bytes(*bytes))
+    }
+}
+
+/// What there is beside the numbers, in their order.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Rest {
     queue_pairs: Vec<Pair>,
-    /// In the order of the queue pairs.
     to: Vec<To>,
 }
 
 /// A queue pair.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Pair {
     port: u32,
-    number: u32,
     receives: bool,
     /// How many it sends to.
     to: u32,
 }
 
 /// What it sends to another one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct To {
     port: u32,
-    number: u32,
-    shared: Option<u32>,
+    /// Of the queue pair, where the receiver's number is that of a shared receive queue.
+    by: Option<u32>,
     messages: u64,
     longest: u64,
 }
@@ -67,10 +98,6 @@ impl Near {
         let (word, bit) = Self::place(number);
         self.0[word] & bit != 0
     }
-
-    fn has_receiver(&self, to: &To) -> bool {
-        self.has(to.shared.unwrap_or(to.number))
-    }
 }
 
 impl FromIterator<u32> for Near {
@@ -87,27 +114,27 @@ impl FromIterator<u32> for Near {
 impl Told {
     /// Of what it says.
     pub fn new(all: &[Said]) -> Self {
-        let mut told = Self::default();
+        let (mut told, mut rest) = (Self::default(), Rest::default());
         for said in all {
-            let port = told.place_of(said.name.port);
-            told.queue_pairs.push(Pair {
-                port,
-                number: said.name.number,
+            told.numbers.push(said.name.number);
+            rest.queue_pairs.push(Pair {
+                port: told.place_of(said.name.port),
                 receives: said.receives,
                 to: said.to.len() as u32,
             });
             for outgoing in &said.to {
                 let Receiver { qp, shared } = outgoing.to;
-                let port = told.place_of(qp.port);
-                told.to.push(To {
-                    port,
-                    number: qp.number,
-                    shared,
+                told.receivers.push(shared.unwrap_or(qp.number));
+                rest.to.push(To {
+                    port: told.place_of(qp.port),
+                    by: shared.map(|_| qp.number),
                     messages: outgoing.messages,
                     longest: outgoing.longest,
                 });
             }
         }
+        told.rest =
+            postcard::to_allocvec(&rest).expect("it has only types that postcard can write");
         told
     }
 
@@ -125,37 +152,49 @@ impl Told {
         Name { port, number }
     }
 
+    fn rest(&self) -> Result<Rest, Unreadable> {
+        postcard::from_bytes(&self.rest).map_err(|_| Unreadable)
+    }
+
     /// Its queue pairs.
-    pub fn names(&self) -> impl Iterator<Item = Name> + '_ {
-        let pairs = self.queue_pairs.iter();
-        pairs.map(|pair| self.name(pair.port, pair.number))
+    pub fn names(&self) -> Result<Vec<Name>, Unreadable> {
+        let pairs = self.rest()?.queue_pairs;
+        let named = self.numbers.iter().zip(pairs);
+        Ok(named
+            .map(|(number, pair)| self.name(pair.port, number))
+            .collect())
     }
 
     /// What may be about a process, with the names that all have for receivers.
-    pub fn near<'a>(
-        &'a self,
-        near: &'a Near,
-        aliases: &'a Aliases,
-    ) -> impl Iterator<Item = Said> + 'a {
-        let mut rest = &self.to[..];
-        self.queue_pairs.iter().filter_map(move |pair| {
-            let (to, others) = rest.split_at(rest.len().min(pair.to as usize));
-            rest = others;
-            let mut to = to.iter().filter(|to| near.has_receiver(to)).peekable();
-            let is_near = near.has(pair.number) || to.peek().is_some();
-            is_near.then(|| Said {
-                name: self.name(pair.port, pair.number),
+    pub fn near(&self, near: &Near, aliases: &Aliases) -> Result<Vec<Said>, Unreadable> {
+        let mut about = self.numbers.iter().chain(self.receivers.iter());
+        if !about.any(|number| near.has(number)) {
+            return Ok(Vec::new());
+        }
+        let Rest { queue_pairs, to } = self.rest()?;
+        let mut receivers = self.receivers.iter().zip(to);
+        let pairs = self.numbers.iter().zip(queue_pairs);
+        let said = pairs.filter_map(|(number, pair)| {
+            let to = receivers.by_ref().take(pair.to as usize);
+            let to = to.filter(|(receiver, _)| near.has(*receiver));
+            let to: Vec<_> = to
+                .map(|(receiver, to)| self.outgoing(receiver, &to, aliases))
+                .collect();
+            (near.has(number) || !to.is_empty()).then(|| Said {
+                name: self.name(pair.port, number),
                 receives: pair.receives,
-                to: to.map(|to| self.outgoing(to, aliases)).collect(),
+                to,
             })
-        })
+        });
+        Ok(said.collect())
     }
 
-    fn outgoing(&self, to: &To, aliases: &Aliases) -> Outgoing {
+    fn outgoing(&self, receiver: u32, to: &To, aliases: &Aliases) -> Outgoing {
+        let qp = self.name(to.port, to.by.unwrap_or(receiver));
         Outgoing {
             to: Receiver {
-                qp: aliases.canonical(self.name(to.port, to.number)),
-                shared: to.shared,
+                qp: aliases.canonical(qp),
+                shared: to.by.map(|_| receiver),
             },
             messages: to.messages,
             longest: to.longest,
@@ -199,10 +238,10 @@ mod tests {
     fn who_listens_for_all_hears_all() {
         let told = Told::new(&said());
         let all: Near = (4..=9).collect();
-        let heard: Vec<Said> = told.near(&all, &Aliases::default()).collect();
-        assert_eq!(heard, said());
-        let names: Vec<Name> = told.names().collect();
-        assert_eq!(names, said().map(|said| said.name));
+        let heard = told.near(&all, &Aliases::default());
+        assert_eq!(heard, Ok(said().to_vec()));
+        let names = told.names();
+        assert_eq!(names, Ok(said().map(|said| said.name).to_vec()));
     }
 
     #[test]
@@ -211,7 +250,7 @@ mod tests {
         let aliases = Aliases::new([(2, 20)]);
         let near = |numbers: &[u32]| -> Vec<Said> {
             let numbers: Near = numbers.iter().copied().collect();
-            told.near(&numbers, &aliases).collect()
+            told.near(&numbers, &aliases).expect("it was told")
         };
         let seven = near(&[7]);
         assert_eq!(seven.len(), 1);
@@ -220,5 +259,15 @@ mod tests {
         assert_eq!(shared[0].to, [outgoing(name(20, 1), Some(4), 5)]);
         assert_eq!(near(&[6])[0].name, name(1, 6), "it may be a peer");
         assert!(near(&[1, 2]).is_empty());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_found_out_by_those_that_it_is_about() {
+        let mut told = Told::new(&said());
+        told.rest.truncate(3);
+        let near = |number| told.near(&Near::from_iter([number]), &Aliases::default());
+        assert_eq!(near(5), Err(Unreadable));
+        assert_eq!(near(100), Ok(Vec::new()));
+        assert_eq!(told.names(), Err(Unreadable));
     }
 }

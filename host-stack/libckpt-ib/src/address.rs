@@ -26,22 +26,23 @@ pub unsafe fn known_of(context: &Context) -> Known {
     let Some(real) = real() else {
         return Known::default();
     };
-    let mut known = Known::default();
+    let (mut known, mut gids) = (Known::default(), 0);
     // SAFETY: the context is open; attributes are of numbers, and have values of zeroes; tables are as long as is said.
     unsafe {
         for port in 1..=context.attr.phys_port_cnt {
             let mut attr: _compat_ibv_port_attr = zeroed();
             (real.ibv_query_port)(context.real, port, &mut attr);
+            gids += attr.gid_tbl_len.max(0) as usize;
             known.ports.push(KnownPort {
                 lid: attr.lid,
                 sm_lid: attr.sm_lid,
                 gids: Vec::new(),
             });
         }
-        let mut entries = vec![zeroed::<ibv_gid_entry>(); GIDS_MAX];
+        let gids = gids.min(GIDS_MAX);
+        let mut entries = vec![zeroed::<ibv_gid_entry>(); gids];
         let bytes = size_of::<ibv_gid_entry>();
-        let count =
-            (real._ibv_query_gid_table)(context.real, entries.as_mut_ptr(), GIDS_MAX, 0, bytes);
+        let count = (real._ibv_query_gid_table)(context.real, entries.as_mut_ptr(), gids, 0, bytes);
         for entry in entries.iter().take(count.max(0) as usize) {
             if let Some(port) = known
                 .ports

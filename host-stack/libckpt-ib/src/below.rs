@@ -102,7 +102,7 @@ impl Below<Request, Receive> for Things {
                 wr.wr.atomic.compare_add = 0;
                 list.push(scratch_of(qp.ex.qp_base.pd)?);
             }
-            let peer = self.peers.get(&place).copied();
+            let peer = self.peers.get(place as usize).copied().flatten();
             let mut real = wr;
             self.make_real(qp, peer, cookie, &mut real);
             real.sg_list = list.as_mut_ptr();

@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     Name,
     cookie::Queue,
-    drain::{Drain, Failed, Said, said},
+    drain::{Drain, Failed, said},
     moves::made_again,
     names::{Aliases, Key},
     queue_pair::Service,
     serve::serve,
-    told::{Near, Told},
+    told::{Near, Told, Unreadable},
 };
 use snaprig_ckpt_plugin::{Event, Options, Part, Plugin, is_supervised};
 use snaprig_verbs_abi::*;
@@ -172,10 +172,18 @@ pub fn serve_all(state: &mut State) -> Result<(), String> {
     Ok(())
 }
 
+fn unreadable(why: Unreadable) -> String {
+    why.to_string()
+}
+
 /// Finds out who moves; refuses what cannot.
 fn find_moved(held: &mut Held, all: &[Quiesced], part: Part) -> Result<(), String> {
     let moving = || all.iter().filter(|one| one.moves);
-    held.moved = moving().flat_map(|one| one.queue_pairs.names()).collect();
+    held.moved.clear();
+    for one in moving() {
+        let names = one.queue_pairs.names().map_err(unreadable)?;
+        held.moved.extend(names);
+    }
     let ports: BTreeSet<u64> = moving()
         .flat_map(|one| &one.aliases)
         .map(|(_, port)| *port)
@@ -206,14 +214,12 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
         qp.rename(&aliases);
     }
     let near = Near::of(process);
-    let said = all
-        .iter()
-        .flat_map(|one| one.queue_pairs.near(&near, &aliases));
-    let said: Vec<Said> = said.collect();
-    let peers = process.each_qp();
-    things.peers = peers
-        .filter_map(|(place, qp)| Some((place, qp.peer?)))
-        .collect();
+    let mut said = Vec::new();
+    for one in &all {
+        said.extend(one.queue_pairs.near(&near, &aliases).map_err(unreadable)?);
+    }
+    let peers = process.qps.iter().map(|qp| qp.as_ref()?.peer);
+    things.peers = peers.collect();
     Drain::new(process, &said).map_err(|refusal| refusal.to_string())
 }
 

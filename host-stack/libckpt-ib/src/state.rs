@@ -176,7 +176,7 @@ pub struct Things {
     /// Receives that are lent, and where what comes is, by wr_id.
     pub lent: HashMap<u64, Scratch>,
     /// Other ends of connections, by place, while it is drained.
-    pub peers: HashMap<u32, Name>,
+    pub peers: Vec<Option<Name>>,
     /// For what is posted; none while that is so.
     pub chain: Option<Box<Chain>>,
 }

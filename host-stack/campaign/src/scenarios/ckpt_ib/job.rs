@@ -323,8 +323,10 @@ impl Run {
             None => {
                 // All call them the same here.
                 let (near, aliases) = (Near::of(process), Aliases::default());
-                let told = round.told.iter().flat_map(|one| one.near(&near, &aliases));
-                let drain = Drain::new(process, &told.collect::<Vec<Said>>())?;
+                let told = round.told.iter().map(|one| one.near(&near, &aliases));
+                let told: Result<Vec<Vec<Said>>, _> = told.collect();
+                let told = told.expect("all have said it here").concat();
+                let drain = Drain::new(process, &told)?;
                 slot.insert(drain)
             }
         };
