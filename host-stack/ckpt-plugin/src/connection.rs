@@ -85,17 +85,14 @@ impl Connection {
     }
 
     /// Waits for a message; none: the supervisor has gone. The program may have put another file there meanwhile:
-    /// whoever calls looks whether it has before the message counts.
-    pub fn receive(&self) -> Option<ToPlugin> {
-        let mut bytes = Vec::with_capacity(MESSAGE_MAX);
+    /// whoever calls looks whether it has before the message counts. Its bytes are put where those of others were.
+    pub fn receive(&self, bytes: &mut Vec<u8>) -> Option<ToPlugin> {
+        bytes.clear();
+        bytes.reserve(MESSAGE_MAX);
         loop {
-            match rustix::net::recv(
-                &*self.socket(),
-                spare_capacity(&mut bytes),
-                RecvFlags::empty(),
-            ) {
+            match rustix::net::recv(&*self.socket(), spare_capacity(bytes), RecvFlags::empty()) {
                 Ok((0, _)) => return None,
-                Ok(_) => return decode(&bytes),
+                Ok(_) => return decode(bytes),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return None,
             }

@@ -39,6 +39,8 @@ pub struct Event<'a> {
     ask: Ask<'a>,
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) regions: Vec<(u64, u64)>,
+    /// What goes to the board with the end of the phase.
+    pub(crate) published: Vec<Entry>,
 }
 
 impl<'a> Event<'a> {
@@ -52,6 +54,7 @@ impl<'a> Event<'a> {
             ask,
             descriptors: Vec::new(),
             regions: Vec::new(),
+            published: Vec::new(),
         }
     }
 
@@ -119,16 +122,24 @@ impl<'a> Event<'a> {
 
     /// The same, of many.
     pub fn publish_all(&self, entries: &[Entry]) -> Result<(), String> {
-        for (key, value) in entries {
-            fits(key)?;
-            if value.len() > VALUE_MAX {
-                return Err(format!("a value of more than {VALUE_MAX} bytes"));
-            }
-        }
-        let bytes = |(key, value): &Entry| key.len() + value.len() + ENTRY_BYTES;
+        entries.iter().try_for_each(fits)?;
         for batch in batches(entries, bytes) {
             (self.ask)(Question::Publish(batch.to_vec()))?;
         }
+        Ok(())
+    }
+
+    /// Puts an entry on the board with the end of this phase, if the plugin does not refuse: before anybody is in the next phase
+    /// it is there, and nobody waits for that but the supervisor. If it cannot be, the round fails.
+    pub fn publish_last(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
+        let entry = (key.to_vec(), value.to_vec());
+        fits(&entry)?;
+        let before: usize = self.published.iter().map(bytes).sum();
+        if before + bytes(&entry) > BATCH_BYTES {
+            let before = std::mem::take(&mut self.published);
+            self.publish_all(&before)?;
+        }
+        self.published.push(entry);
         Ok(())
     }
 
@@ -142,7 +153,7 @@ impl<'a> Event<'a> {
     pub fn lookup_all(&self, keys: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, String> {
         let mut all = Vec::with_capacity(keys.len());
         for key in keys {
-            fits(key)?;
+            key_fits(key)?;
             // Each by itself: together their values may not fit into a message.
             match (self.ask)(Question::Lookup(vec![key.clone()]))? {
                 Answer::Values(values) if values.len() == 1 => all.extend(values),
@@ -155,14 +166,18 @@ impl<'a> Event<'a> {
     /// Entries that are there now whose keys begin so, in the order of their keys. What was published in an earlier
     /// phase is all there.
     pub fn collect(&self, prefix: &[u8]) -> Result<Vec<Entry>, String> {
-        fits(prefix)?;
+        key_fits(prefix)?;
         let mut all: Vec<Entry> = Vec::new();
         loop {
             let after = all.last().map(|(key, _)| key.clone()).unwrap_or_default();
             let prefix = prefix.to_vec();
             match (self.ask)(Question::Collect { prefix, after })? {
-                Answer::Entries(more) if more.is_empty() => return Ok(all),
-                Answer::Entries(more) => all.extend(more),
+                Answer::Entries { entries, is_all } => {
+                    all.extend(entries);
+                    if is_all {
+                        return Ok(all);
+                    }
+                }
                 other => return Err(unexpected(&format!("{other:?}"))),
             }
         }
@@ -171,17 +186,30 @@ impl<'a> Event<'a> {
     /// Waits until so many plugins of this name are at the barrier of this name: [`Event::participants`], if it is for
     /// all.
     pub fn barrier(&self, name: &str, count: u32) -> Result<(), String> {
-        fits(name.as_bytes())?;
+        key_fits(name.as_bytes())?;
         let name = name.as_bytes().to_vec();
         (self.ask)(Question::Barrier { name, count }).map(drop)
     }
 }
 
-fn fits(key: &[u8]) -> Result<(), String> {
+fn key_fits(key: &[u8]) -> Result<(), String> {
     match key.len() {
         ..=KEY_MAX => Ok(()),
         _ => Err(format!("a key of more than {KEY_MAX} bytes")),
     }
+}
+
+fn fits((key, value): &Entry) -> Result<(), String> {
+    key_fits(key)?;
+    match value.len() {
+        ..=VALUE_MAX => Ok(()),
+        _ => Err(format!("a value of more than {VALUE_MAX} bytes")),
+    }
+}
+
+/// What an entry takes of a message, at most.
+fn bytes((key, value): &Entry) -> usize {
+    key.len() + value.len() + ENTRY_BYTES
 }
 
 fn unexpected(what: &str) -> String {

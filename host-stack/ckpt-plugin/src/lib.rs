@@ -54,7 +54,8 @@
 //!
 //! # The board
 //!
-//! Plugins of one name publish entries for each other ([`Event::publish`]), look them up ([`Event::lookup`], which waits,
+//! Plugins of one name publish entries for each other ([`Event::publish`], or for the next phase, which saves a way there and back,
+//! [`Event::publish_last`]), look them up ([`Event::lookup`], which waits,
 //! and [`Event::collect`], which does not), and meet ([`Event::barrier`]), across all processes of a job. What is
 //! published goes with the round. Who waits for what never comes is told so, within its own patience.
 //!

@@ -8,7 +8,7 @@
 //!   | <-- Do Quiesce -------------------------------------- |  everybody, then Drain, then Save: see `phase`
 //!   | --- Ask Publish, Lookup, Collect, Barrier, Variable -> |  any number of these, one at a time
 //!   | <-- Answer ------------------------------------------ |
-//!   | --- Owns... (in Save), Done ------------------------> |
+//!   | --- Owns... (in Save), Done ------------------------> |  with what is published last
 //!   |           the tree stands still, and is saved         |
 //!   | <-- Do Resume --------------------------------------- |
 //!   | --- Done -------------------------------------------> |
@@ -35,7 +35,7 @@ pub const SOCKET: &str = "SNAPRIG_CKPT_PLUGINS";
 /// What threads that run plugins are called: a restart has them run before the others of their process.
 pub const THREAD: &str = "snaprig-ckpt";
 /// Of the messages; a process of another one is not listened to.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 /// Descriptors or regions in one message.
@@ -134,6 +134,9 @@ pub enum ToSupervisor {
         serial: u64,
         /// Why it refuses.
         refusal: Option<String>,
+        /// If it does not: what it publishes as the last thing in this phase, as [`Question::Publish`] does.
+        #[serde(with = "entries")]
+        published: Vec<Entry>,
     },
 }
 
@@ -169,8 +172,14 @@ pub enum Answer {
     Done,
     /// Values, in the order of the keys.
     Values(Vec<Vec<u8>>),
-    /// Entries; as many as fit into a message. If there are none, there are no more.
-    Entries(#[serde(with = "entries")] Vec<Entry>),
+    /// Entries.
+    Entries {
+        /// As many as fit into a message.
+        #[serde(with = "entries")]
+        entries: Vec<Entry>,
+        /// There are no more behind these.
+        is_all: bool,
+    },
     /// What a variable is; none: not set, or longer than a message.
     Variable(Option<Vec<u8>>),
 }
@@ -220,9 +229,13 @@ mod tests {
     #[test]
     fn entries_have_the_bytes_of_their_vectors() {
         let all: Vec<Entry> = vec![(b"key".to_vec(), vec![1; 300]), (Vec::new(), Vec::new())];
-        let bytes = encode(&Answer::Entries(all.clone()));
-        // Behind the number of the variant.
-        assert_eq!(bytes[1..], encode(&all));
-        assert_eq!(decode(&bytes), Some(Answer::Entries(all)));
+        let answer = Answer::Entries {
+            entries: all.clone(),
+            is_all: true,
+        };
+        let bytes = encode(&answer);
+        // Behind the number of the variant, and before the mark.
+        assert_eq!(bytes[1..bytes.len() - 1], encode(&all));
+        assert_eq!(decode(&bytes), Some(answer));
     }
 }

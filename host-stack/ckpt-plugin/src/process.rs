@@ -19,10 +19,7 @@ use crate::{
     Error, Event, Options, Plugin,
     connection::Connection,
     event::{Ask, Round},
-    message::{
-        Answer, OWNS_MAX, Question, REASON_MAX, Registered, SOCKET, THREAD, ToPlugin, ToSupervisor,
-        VERSION,
-    },
+    message::{OWNS_MAX, REASON_MAX, Registered, SOCKET, THREAD, ToPlugin, ToSupervisor, VERSION},
     phase::{Part, Phase},
     turns,
 };
@@ -195,7 +192,9 @@ fn without_signals<T>(work: impl FnOnce() -> T) -> T {
 fn serve(id: u32, own: &Connection) {
     IS_OURS.set(true);
     turns::ask_for_short();
-    while let Some(message) = own.receive() {
+    let bytes = RefCell::new(Vec::new());
+    let receive = || own.receive(&mut bytes.borrow_mut());
+    while let Some(message) = receive() {
         match message {
             ToPlugin::Restarted { socket } => {
                 let mut state = lock();
@@ -219,16 +218,31 @@ fn serve(id: u32, own: &Connection) {
                 participants,
                 part,
             } => {
-                let ask = |question| ask(own, question);
+                let ask = |question| {
+                    own.send(&ToSupervisor::Ask(question));
+                    match receive() {
+                        Some(ToPlugin::Answer(answer)) => answer,
+                        _ => Err("the supervisor has gone".into()),
+                    }
+                };
                 let round = Round {
                     phase,
                     checkpoint: OsString::from_vec(directory).into(),
                     participants,
                     part,
                 };
-                let result = perform(id, &round, &ask);
-                let refusal = result.map(|event| declare(own, &event)).err();
-                own.send(&ToSupervisor::Done { serial, refusal });
+                let (refusal, published) = match perform(id, &round, &ask) {
+                    Ok(event) => {
+                        declare(own, &event);
+                        (None, event.published)
+                    }
+                    Err(reason) => (Some(reason), Vec::new()),
+                };
+                own.send(&ToSupervisor::Done {
+                    serial,
+                    refusal,
+                    published,
+                });
             }
             ToPlugin::Answer(_) => {}
         }
@@ -245,15 +259,6 @@ fn serve(id: u32, own: &Connection) {
             // The program has closed it with all that it does not know: the supervisor is still there.
             let _ = state.start(id);
         }
-    }
-}
-
-/// Asks the supervisor something, and waits for its answer.
-fn ask(own: &Connection, question: Question) -> Result<Answer, String> {
-    own.send(&ToSupervisor::Ask(question));
-    match own.receive() {
-        Some(ToPlugin::Answer(answer)) => answer,
-        _ => Err("the supervisor has gone".into()),
     }
 }
 

@@ -3,25 +3,43 @@
 use std::collections::BTreeMap;
 
 use serde::{Serialize, de::DeserializeOwned};
-use snaprig_ckpt_plugin::{Event, message::VALUE_MAX};
+use snaprig_ckpt_plugin::{
+    Event,
+    message::{Entry, VALUE_MAX},
+};
 
-/// Publishes a value of a kind; `id` is whose it is, and who publishes it.
+/// Publishes a value of a kind; `id` is whose it is, and who publishes it. Others have it in this phase.
 pub fn publish<T: Serialize>(
     event: &Event<'_>,
     kind: &str,
     id: u64,
     value: &T,
 ) -> Result<(), String> {
+    event.publish_all(&entries(kind, id, value)?)
+}
+
+/// The same, for the phases behind this one.
+pub fn publish_last<T: Serialize>(
+    event: &mut Event<'_>,
+    kind: &str,
+    id: u64,
+    value: &T,
+) -> Result<(), String> {
+    let mut entries = entries(kind, id, value)?.into_iter();
+    entries.try_for_each(|(key, chunk)| event.publish_last(&key, &chunk))
+}
+
+fn entries<T: Serialize>(kind: &str, id: u64, value: &T) -> Result<Vec<Entry>, String> {
     let bytes = postcard::to_stdvec(value).map_err(|error| error.to_string())?;
     let mut chunks: Vec<&[u8]> = bytes.chunks(VALUE_MAX).collect();
     if chunks.is_empty() {
         chunks.push(&[]);
     }
-    for (number, chunk) in chunks.iter().enumerate() {
+    let entry = |(number, chunk): (usize, &&[u8])| {
         let key = format!("{kind}/{id:016x}/{number:08x}");
-        event.publish(key.as_bytes(), chunk)?;
-    }
-    Ok(())
+        (key.into_bytes(), chunk.to_vec())
+    };
+    Ok(chunks.iter().enumerate().map(entry).collect())
 }
 
 /// All values of a kind that were published in an earlier phase.

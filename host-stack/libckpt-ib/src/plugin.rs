@@ -277,7 +277,7 @@ impl Plugin for Verbs {
             aliases: aliases(&state),
             moves: event.part() == Part::Moves,
         };
-        board::publish(event, "quiesced", id, &quiesced)?;
+        board::publish_last(event, "quiesced", id, &quiesced)?;
         HELD.set(Some(Held {
             state,
             id,
@@ -362,7 +362,7 @@ impl Plugin for Verbs {
                 // SAFETY: the lock is held.
                 let (beside, made) = unsafe { Beside::make(&mut held.state, &held.moved)? };
                 held.beside = Some(beside);
-                board::publish(event, "made", held.id, &made)
+                board::publish_last(event, "made", held.id, &made)
             });
         }
         with(|held| {
@@ -370,7 +370,7 @@ impl Plugin for Verbs {
             owned::restarted(event);
             // SAFETY: the lock is held, and nobody else runs.
             let made: Made = unsafe { rebuild::make(&mut held.state)? };
-            board::publish(event, "made", held.id, &made)
+            board::publish_last(event, "made", held.id, &made)
         })
     }
 
@@ -386,7 +386,7 @@ impl Plugin for Verbs {
                 rebuild::connect(&mut held.state, all)?;
                 held.state.bind_again()?
             };
-            board::publish(event, "windows", held.id, &windows)
+            board::publish_last(event, "windows", held.id, &windows)
         })
     }
 

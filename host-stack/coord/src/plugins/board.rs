@@ -116,7 +116,7 @@ impl Board {
         let first = after.max(prefix).to_vec();
         let behind = self.entries.range(first..).filter(|(key, _)| *key != after);
         let all = behind.take_while(|(key, _)| key.starts_with(prefix));
-        Answer::Entries(portion(all))
+        portion(all)
     }
 
     fn arrive(&mut self, id: QuestionId, name: Vec<u8>, count: u32, deadline_ns: Ns) -> Answers {
@@ -148,13 +148,17 @@ pub fn fits(values: Vec<Vec<u8>>) -> Result<Answer, String> {
 }
 
 /// As many entries as fit into a message, with the keys that plugins know; at least one, if there is any.
-pub fn portion<'a>(all: impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)>) -> Vec<Entry> {
-    let mut bytes = 0;
+fn portion<'a>(all: impl Iterator<Item = (&'a Vec<u8>, &'a Vec<u8>)>) -> Answer {
+    let (mut bytes, mut is_all) = (0, true);
     let fits = all.take_while(|(key, value)| {
         let is_first = bytes == 0;
         bytes += key.len() + value.len() + ENTRY_BYTES;
-        is_first || bytes <= BATCH_BYTES
+        is_all = is_first || bytes <= BATCH_BYTES;
+        is_all
     });
-    fits.map(|(key, value)| (super::unscoped(key).to_vec(), value.clone()))
-        .collect()
+    let entries = fits.map(|(key, value)| (super::unscoped(key).to_vec(), value.clone()));
+    Answer::Entries {
+        entries: entries.collect(),
+        is_all,
+    }
 }

@@ -3,7 +3,9 @@
 //!
 //! ```text
 //! plugin:  Idle --Do Quiesce--> Busy --Done--> Passed(Quiesce) --Do Drain--> ... Passed(Save) --Do Resume--> Busy --> Idle
-//!           ^                    | | too late                                    |
+//!           ^                    | | |           ^                               |
+//!           |                    | | '--Done---> Leaving: what it publishes      |
+//!           |                    | |             with that is not there yet      |
 //!           '------refuses-------' '--> Late --Done--> Passed, then Resume       | in a restarted process
 //!                                                                                '--Do Rebuild, Exchange, Refill, Go--> Idle
 //! round:   None --towards(phase)--> Towards --all have passed it--> done; the next phase, or release
@@ -35,7 +37,7 @@ use std::collections::{BTreeMap, VecDeque};
 use snaprig_ckpt_plugin::{
     message::{
         Answer, BATCH_BYTES, ENTRY_BYTES, Entry, KEY_MAX, NAME_MAX, OWNS_MAX, Question, REASON_MAX,
-        ToPlugin, ToSupervisor, VALUE_MAX, VERSION,
+        Registered, ToPlugin, ToSupervisor, VALUE_MAX, VERSION,
     },
     phase::{Part, Phase},
 };
@@ -273,13 +275,24 @@ impl Machine {
         }
     }
 
-    /// A question has an answer.
+    /// A question has an answer. Afterwards: [`Machine::tick`].
     pub fn answer(&mut self, id: QuestionId, result: Result<Answer, String>) {
         // The round may have failed meanwhile: then it is answered already.
-        if let Some(connection) = self.questions.remove(&id) {
-            let message = ToPlugin::Answer(result.map_err(cut));
-            self.outputs.push_back(Output::Send(connection, message));
+        let Some(connection) = self.questions.remove(&id) else {
+            return;
+        };
+        if let Some(plugin) = self.plugins.get_mut(&connection)
+            && let State::Leaving { phase, .. } = plugin.state
+        {
+            plugin.state = State::after(phase);
+            let refusal = result.map_err(|why| plugin.refusal(&cut(why)));
+            if let (Err(refusal), Round::Towards { .. }) = (refusal, &self.round) {
+                self.fail(refusal);
+            }
+            return;
         }
+        let message = ToPlugin::Answer(result.map_err(cut));
+        self.outputs.push_back(Output::Send(connection, message));
     }
 
     /// Something has happened, or time has passed.
@@ -292,6 +305,10 @@ impl Machine {
             late = late.or_else(|| Some(plugin.lateness()));
             match plugin.state {
                 State::Busy { phase, serial, .. } => plugin.state = State::Late { phase, serial },
+                State::Leaving { phase, .. } => {
+                    self.questions.retain(|_, whose| whose != connection);
+                    plugin.state = State::after(phase);
+                }
                 _ => self.outputs.push_back(Output::Close(*connection)),
             }
         }
@@ -304,11 +321,13 @@ impl Machine {
     }
 
     fn fail(&mut self, refusal: Refusal) {
+        if self.failure.is_none() {
+            self.failure = Some(refusal.clone());
+        }
         self.end_questions(&format!(
             "the round has failed: process {}, {}",
             refusal.pid, refusal.what
         ));
-        self.failure.get_or_insert(refusal);
     }
 
     /// Nobody waits for an answer any more.
@@ -357,31 +376,73 @@ impl Machine {
                 (most <= OWNED_MAX).then_some(())
             }
             ToSupervisor::Ask(question) => self.ask(connection, question),
-            ToSupervisor::Done { serial, refusal } => self.done(connection, serial, refusal, now),
+            ToSupervisor::Done {
+                serial,
+                refusal,
+                published,
+            } => match refusal.is_none() && !published.is_empty() {
+                true => self.leaves(connection, serial, published, now),
+                false => self.done(connection, serial, refusal, now),
+            },
         }
+    }
+
+    /// A plugin has answered, and publishes something with that.
+    fn leaves(
+        &mut self,
+        connection: Connection,
+        serial: u64,
+        published: Vec<Entry>,
+        now: Ns,
+    ) -> Option<()> {
+        let plugin = self.plugins.get(&connection)?;
+        let (State::Busy { phase, due_ns, .. }, Some(registered), Round::Towards { .. }, None) =
+            (plugin.state, &plugin.registered, &self.round, &self.failure)
+        else {
+            // Nobody is there to read it.
+            return self.done(connection, serial, None, now);
+        };
+        let deadline_ns = answered_by(registered, due_ns);
+        let question = scoped(&registered.name, Question::Publish(published))?;
+        let id = self.new_question(connection)?;
+        let taken = self.publishes(connection, &question);
+        self.done(connection, serial, None, now)?;
+        let plugin = self.plugins.get_mut(&connection)?;
+        plugin.state = State::Leaving { phase, due_ns };
+        match taken {
+            Some(error) => self.answer(id, Err(error)),
+            None => self.outputs.push_back(Output::Ask {
+                id,
+                question,
+                deadline_ns,
+            }),
+        }
+        Some(())
+    }
+
+    /// Of a plugin, which has one at a time.
+    fn new_question(&mut self, connection: Connection) -> Option<QuestionId> {
+        let is_alone = self.questions.values().all(|whose| *whose != connection);
+        is_alone.then_some(())?;
+        self.last_question += 1;
+        self.questions.insert(self.last_question, connection);
+        Some(self.last_question)
     }
 
     /// A plugin that is at work asks something.
     fn ask(&mut self, connection: Connection, question: Question) -> Option<()> {
+        let id = self.new_question(connection)?;
         let plugin = self.plugins.get(&connection)?;
-        let is_alone = self.questions.values().all(|whose| *whose != connection);
-        is_alone.then_some(())?;
-        self.last_question += 1;
-        let id = self.last_question;
         let (deadline_ns, name) = match (plugin.state, &plugin.registered) {
             (State::Busy { due_ns, .. }, Some(registered)) => {
-                // It is to say who has not come before it is late itself.
-                let spare = registered.patience_ms.saturating_mul(MS) / 8;
-                (due_ns.saturating_sub(spare), registered.name.clone())
+                (answered_by(registered, due_ns), registered.name.clone())
             }
             (State::Late { .. }, _) => {
-                self.questions.insert(id, connection);
                 self.answer(id, Err("it comes too late".into()));
                 return Some(());
             }
             _ => return None,
         };
-        self.questions.insert(id, connection);
         if let Question::Variable(name) = question {
             self.outputs.push_back(Output::Variable { id, name });
             return Some(());
@@ -512,15 +573,16 @@ impl Machine {
             let waiting = self.plugins.values().filter_map(waiting);
             waiting.min()
         });
-        let Some(group) = group else {
+        let is_its_turn = |plugin: &Participant| group.is_some() && waiting(plugin) == group;
+        if !self.plugins.values().any(is_its_turn) {
             return;
-        };
+        }
         let counts = match &self.counted {
             Some(counted) => counted.clone(),
             None => self.counts(),
         };
         for (connection, plugin) in &mut self.plugins {
-            let (true, Some(phase)) = (waiting(plugin) == Some(group), next(plugin)) else {
+            let (true, Some(phase)) = (is_its_turn(plugin), next(plugin)) else {
                 continue;
             };
             let Some(registered) = &plugin.registered else {
@@ -542,6 +604,12 @@ impl Machine {
             self.outputs.push_back(Output::Send(*connection, message));
         }
     }
+}
+
+/// When a plugin must have its answer that must be done by then: it is to say who has not come before it is late itself.
+fn answered_by(registered: &Registered, due_ns: Ns) -> Ns {
+    let spare = registered.patience_ms.saturating_mul(MS) / 8;
+    due_ns.saturating_sub(spare)
 }
 
 /// A question with keys as the board has them: plugins of another name have others. None: it is too large.

@@ -44,6 +44,8 @@ pub enum State {
         serial: u64,
         due_ns: Ns,
     },
+    /// It has done its work in a phase, and what it has published with that is on its way to the board.
+    Leaving { phase: Phase, due_ns: Ns },
     /// It has taken too long, and is still at work.
     Late { phase: Phase, serial: u64 },
     /// It has passed a phase, and waits for what follows.
@@ -90,13 +92,15 @@ impl Participant {
     }
 
     pub fn is_busy(&self) -> bool {
-        matches!(self.state, State::Busy { .. })
+        matches!(self.state, State::Busy { .. } | State::Leaving { .. })
     }
 
     /// When it must have answered.
     pub fn due_ns(&self) -> Option<Ns> {
         match self.state {
-            State::New { due_ns } | State::Busy { due_ns, .. } => Some(due_ns),
+            State::New { due_ns } | State::Busy { due_ns, .. } | State::Leaving { due_ns, .. } => {
+                Some(due_ns)
+            }
             _ => None,
         }
     }
@@ -161,7 +165,7 @@ impl Participant {
     /// The group that it works in now.
     pub fn group(&self) -> Option<Group> {
         match self.state {
-            State::Busy { phase, .. } => Some(self.group_in(phase)),
+            State::Busy { phase, .. } | State::Leaving { phase, .. } => Some(self.group_in(phase)),
             _ => None,
         }
     }
@@ -203,6 +207,9 @@ impl Participant {
                 self.refusal(&format!(
                     "it has not answered within {patience:?} (phase {phase})"
                 ))
+            }
+            (State::Leaving { .. }, _) => {
+                self.refusal("what it has published does not reach the board")
             }
             _ => self.refusal("it has not said in time what it is"),
         }

@@ -109,6 +109,7 @@ impl World {
                     for (id, result) in self.board.ask(id, question, deadline_ns) {
                         self.machine.answer(id, result);
                     }
+                    self.machine.tick(self.now);
                 }
                 other => panic!("{other:?}"),
             }
@@ -133,7 +134,20 @@ impl World {
         };
         self.waiting.insert(connection, waits);
         let refusal = refusal.map(str::to_owned);
-        self.hear(connection, ToSupervisor::Done { serial, refusal });
+        // Others of the round have keys of their own. Who waits for an answer has not come to the end of its phase.
+        let waits = self
+            .machine
+            .questions
+            .values()
+            .any(|one| *one == connection);
+        let entry = (connection.to_le_bytes().to_vec(), b"41".to_vec());
+        let published = if waits { Vec::new() } else { vec![entry] };
+        let done = ToSupervisor::Done {
+            serial,
+            refusal,
+            published,
+        };
+        self.hear(connection, done);
     }
 
     fn answer_all(&mut self) {
@@ -383,16 +397,14 @@ fn what_one_publishes_another_finds_and_all_meet() {
         prefix: b"t".to_vec(),
         after: after.to_vec(),
     };
+    let all = |entries| Answer::Entries {
+        entries,
+        is_all: true,
+    };
     world.ask(one, collect(b""));
-    assert_eq!(
-        world.answers.pop(),
-        Some((one, Ok(Answer::Entries(entries))))
-    );
+    assert_eq!(world.answers.pop(), Some((one, Ok(all(entries)))));
     world.ask(one, collect(b"two"));
-    assert_eq!(
-        world.answers.pop(),
-        Some((one, Ok(Answer::Entries(Vec::new()))))
-    );
+    assert_eq!(world.answers.pop(), Some((one, Ok(all(Vec::new())))));
     let barrier = || Question::Barrier {
         name: b"all".to_vec(),
         count: 2,
@@ -401,6 +413,58 @@ fn what_one_publishes_another_finds_and_all_meet() {
     assert!(world.answers.is_empty());
     world.ask(two, barrier());
     assert_eq!(world.answers.len(), 2);
+}
+
+/// One that is about to leave a phase, and what it publishes with that on its way to the board.
+fn leaving(world: &mut World, key: &[u8]) -> QuestionId {
+    world.towards(Phase::Quiesce);
+    let (connection, serial, _) = world.told.remove(0);
+    let done = ToSupervisor::Done {
+        serial,
+        refusal: None,
+        published: vec![(key.to_vec(), b"41".to_vec())],
+    };
+    world.machine.received(connection, done, world.now);
+    match world.machine.poll_output() {
+        Some(Output::Ask { id, .. }) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_published_at_the_end_of_a_phase_is_there_before_the_next() {
+    let mut world = World::new();
+    world.connect(0);
+    let id = leaving(&mut world, b"one");
+    world.machine.tick(world.now);
+    assert_eq!(world.machine.progress(), Progress::AtWork);
+    world.machine.answer(id, Ok(Answer::Done));
+    assert_eq!(world.machine.poll_output(), None, "nobody waits for it");
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
+fn a_round_fails_without_what_is_published_at_the_end_of_a_phase() {
+    for is_late in [false, true] {
+        let mut world = World::new();
+        world.connect(0);
+        let id = leaving(&mut world, b"one");
+        match is_late {
+            true => world.wait(),
+            false => world.machine.answer(id, Err("it is full".into())),
+        }
+        let what = match world.machine.progress() {
+            Progress::Failed(refusal) => refusal.what,
+            other => panic!("{other:?}"),
+        };
+        let why = ["it is full", "does not reach the board"][usize::from(is_late)];
+        assert!(what.contains(why), "{what}");
+        world.release(Phase::Resume);
+        assert_eq!(world.log().last().map(String::as_str), Some("resume 1"));
+        world.machine.answer(id, Ok(Answer::Done));
+        world.answer_all();
+        assert_eq!(world.machine.progress(), Progress::Done);
+    }
 }
 
 #[test]

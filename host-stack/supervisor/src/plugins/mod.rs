@@ -88,6 +88,8 @@ pub struct Plugins {
     next: Connection,
     relay: Relay,
     start: Instant,
+    /// What was received last: the next message is put there.
+    received: Vec<u8>,
 }
 
 impl Plugins {
@@ -117,6 +119,7 @@ impl Plugins {
             next: LISTENER + 1,
             relay,
             start: Instant::now(),
+            received: Vec::with_capacity(MESSAGE_MAX),
         })
     }
 
@@ -387,17 +390,13 @@ impl Plugins {
 
     /// Takes all that has come from a plugin.
     fn receive(&mut self, connection: Connection, job: Option<JobRound>) {
-        let mut bytes = Vec::with_capacity(MESSAGE_MAX);
         while let Some(socket) = self.sockets.get(&connection) {
-            bytes.clear();
-            let received = rustix::net::recv(
-                socket,
-                rustix::buffer::spare_capacity(&mut bytes),
-                RecvFlags::DONTWAIT,
-            );
+            self.received.clear();
+            let room = rustix::buffer::spare_capacity(&mut self.received);
+            let received = rustix::net::recv(socket, room, RecvFlags::DONTWAIT);
             let now = ns(self.start);
             match received {
-                Ok((1.., _)) => match decode(&bytes) {
+                Ok((1.., _)) => match decode(&self.received) {
                     Some(message) => self.machine.received(connection, message, now),
                     None => self.hang_up(connection),
                 },

@@ -182,9 +182,14 @@ fn found(answer: Found) -> std::result::Result<Answer, String> {
         Found::Done => Ok(Answer::Done),
         Found::Values(values) => snaprig_coord::plugins::fits(values),
         Found::Entries(entries) => {
+            // That is how a coordinator says that there are no more.
+            let is_all = entries.is_empty();
             let known = entries.into_iter();
             let known = known.map(|(key, value)| (unscoped(&key).to_vec(), value));
-            Ok(Answer::Entries(known.collect()))
+            Ok(Answer::Entries {
+                entries: known.collect(),
+                is_all,
+            })
         }
         other => Err(format!("the coordinator answers {other:?}")),
     }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use snaprig_ckpt_plugin::{
-    message::{Answer, Descriptor, Question, Registered, ToPlugin, ToSupervisor, VERSION},
+    message::{Answer, Descriptor, Entry, Question, Registered, ToPlugin, ToSupervisor, VERSION},
     phase::{Phase, Phases},
 };
 use snaprig_coord::plugins::faults;
@@ -213,8 +213,12 @@ impl World {
                 self.stage.engine.after(process, by_ns, late);
             }
             Effect::Error(errno) if phase.may_fail() => {
-                let refusal = Some(format!("errno {errno}"));
-                self.say(program, ToSupervisor::Done { serial, refusal });
+                let done = ToSupervisor::Done {
+                    serial,
+                    refusal: Some(format!("errno {errno}")),
+                    published: Vec::new(),
+                };
+                self.say(program, done);
             }
             _ => self.does(program, task),
         }
@@ -244,7 +248,10 @@ impl World {
             Phase::Quiesce => of.is_quiet = true,
             Phase::Drain => return self.publish(program, seen.sent),
             Phase::Save => of.saved = Some(seen),
-            Phase::Rebuild => return self.publish(program, generation),
+            Phase::Rebuild => {
+                let published = vec![(key(program), generation.to_le_bytes().to_vec())];
+                return self.leave(program, published);
+            }
             Phase::Exchange => {
                 of.doing = Some((task, Stage::LookingUp));
                 return self.look_up(program);
@@ -334,6 +341,15 @@ impl World {
     }
 
     fn done(&mut self, program: usize, refusal: Option<String>) {
+        self.end(program, refusal, Vec::new());
+    }
+
+    /// It is done, and publishes something with that.
+    fn leave(&mut self, program: usize, published: Vec<Entry>) {
+        self.end(program, None, published);
+    }
+
+    fn end(&mut self, program: usize, refusal: Option<String>, published: Vec<Entry>) {
         if let Some((task, _)) = self.programs[program].doing.take() {
             let Task {
                 round,
@@ -343,7 +359,12 @@ impl World {
             if refusal.is_none() {
                 self.programs[program].passed = Some((round, phase));
             }
-            self.say(program, ToSupervisor::Done { serial, refusal });
+            let done = ToSupervisor::Done {
+                serial,
+                refusal,
+                published,
+            };
+            self.say(program, done);
         }
     }
 

@@ -96,7 +96,10 @@ impl World {
         id: QuestionId,
         answer: Result<Answer, String>,
     ) {
-        self.trees[tree].machine.answer(id, answer);
+        let now = self.stage.engine.now_ns();
+        let machine = &mut self.trees[tree].machine;
+        machine.answer(id, answer);
+        machine.tick(now);
         self.tree_goes_on(tree);
     }
 
