@@ -86,6 +86,10 @@ fn perftest_runs() {
     run(&[], &["ib_send_bw", "-F", "-b", "-q", "4", "-n", "100"]);
     run(&[], &["ib_send_bw", "-F", "-e", "-n", "100"]);
     run(&[], &["ib_send_bw", "-F", "-a", "-n", "20"]);
+    run(&[], &["ib_send_lat", "-F", "-e", "-n", "2000"]);
+    for transport in ["UC", "UD"] {
+        run(&[], &["ib_send_bw", "-F", "-c", transport, "-n", "200000"]);
+    }
 }
 
 #[test]

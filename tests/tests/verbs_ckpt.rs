@@ -67,6 +67,10 @@ pairs! {
         atomics: "ib_atomic_lat", "-F -n 1500000", "-F -n 1500000 127.0.0.1", [], "1500000";
         messages_of_perftest_for_xrc:
             "ib_send_bw", "-F -c XRC -n 1500000 -s 1024", "-F -c XRC -n 1500000 -s 1024 127.0.0.1", [], "1500000";
+        datagrams_at_full_speed:
+            "ib_send_bw", "-F -c UD -n 1000000 -s 1024", "-F -c UD -n 1000000 -s 1024 127.0.0.1", [], "1000000";
+        unreliable_messages_at_full_speed:
+            "ib_send_bw", "-F -c UC -n 1000000 -s 1024", "-F -c UC -n 1000000 -s 1024 127.0.0.1", [], "1000000";
         reads: "ib_read_bw", "-F -n 2000000 -s 4096", "-F -n 2000000 -s 4096 127.0.0.1", [], "2000000";
     }
     #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")] {

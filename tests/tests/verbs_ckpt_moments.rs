@@ -15,7 +15,7 @@ use fabric::{assert_success, text};
 use snaprig_fixtures::mpi::KERNELS;
 
 /// Programs, what both ends are told, and what is printed in the end. They verify what comes, or count it.
-const PAIRS: [(&str, &str, &str); 8] = [
+const PAIRS: [(&str, &str, &str); 9] = [
     ("ibv_rc_pingpong", "-c -n 100000", "100000 iters"),
     ("ib_write_bw", "-F -q 4 -n 200000 -s 4096", "800000"),
     ("ibv_srq_pingpong", "-c -n 100000", "100000 iters"),
@@ -24,6 +24,7 @@ const PAIRS: [(&str, &str, &str); 8] = [
     ("ibv_rc_pingpong", "-c -e -n 20000", "20000 iters"),
     ("ib_atomic_bw", "-F -n 700000", "700000"),
     ("ib_write_bw", "-F -R -n 700000 -s 4096", "700000"),
+    ("ib_send_lat", "-F -e -n 60000", "60000"),
 ];
 
 /// Whom to kill.

@@ -7,7 +7,9 @@
 //!
 //! What must stay true: a queue that stays armed has no entry that it is to notify of, whenever that was made. The
 //! specification promises less, only what is made after the arming (InfiniBand Architecture 1, 11.4.2.2), but vendors' HCAs
-//! notify of what waits, too (Linux, ed23a72778f3), and there are programs that poll, arm and then sleep.
+//! notify of what waits, too (Linux, ed23a72778f3), and there are programs that poll, arm and then sleep. What it has notified of
+//! and nobody has looked for since is not told of again: others arm first and then poll once, and take an event for an entry
+//! (perftest's `ib_send_lat -e`).
 
 use crate::{
     Hca, Host,
@@ -64,6 +66,10 @@ pub struct Cq {
     pub lock: Lock,
     /// [`IDLE`], [`SOLICITED`] or [`ANY`].
     pub armed: U32,
+    /// How many entries there were when it notified last.
+    pub told: U32,
+    /// How many had been taken then.
+    pub told_at: U32,
     /// For who takes them.
     pub taker: Line,
     /// How many entries were ever taken.
@@ -214,7 +220,21 @@ impl<'m, H: Host> Hca<'m, H> {
         }
         announce();
         let armed = cq.armed.look();
-        if self.has_waiting(cq, |entry| entry.notifies(armed)) && cq.armed.replace(armed, IDLE) {
+        let (told, consumed) = (cq.told.get(), cq.consumed.get());
+        let is_told = consumed == cq.told_at.get();
+        let news = |count: u32, entry: &Completion| {
+            entry.notifies(armed) && (!is_told || count.wrapping_sub(told) as i32 >= 0)
+        };
+        if let Some(count) = self.waiting(cq, news) {
+            self.tell(cq_index, cq, armed, count);
+        }
+    }
+
+    /// Notifies of an entry, unless somebody else does.
+    fn tell(&self, cq_index: u32, cq: &Cq, armed: u32, count: u32) {
+        if cq.armed.replace(armed, IDLE) {
+            cq.told.set(count.wrapping_add(1));
+            cq.told_at.set(cq.consumed.get());
             self.host.notify(cq_index);
         }
     }
@@ -239,8 +259,8 @@ impl<'m, H: Host> Hca<'m, H> {
         let armed = cq.armed.look();
         cq.produced.set(produced.wrapping_add(1));
         drop(held);
-        if completion.notifies(armed) && cq.armed.replace(armed, IDLE) {
-            self.host.notify(cq_index);
+        if completion.notifies(armed) {
+            self.tell(cq_index, cq, armed, produced);
         }
         true
     }
@@ -293,6 +313,7 @@ impl<'m, H: Host> Hca<'m, H> {
             kept = kept.wrapping_add(1);
         }
         cq.produced.release(kept);
+        cq.told.set(consumed);
     }
 
     /// The entry with number `count`, if it is there.
@@ -329,11 +350,19 @@ impl<'m, H: Host> Hca<'m, H> {
 
     /// Whether such an entry waits to be taken.
     pub(crate) fn has_waiting(&self, cq: &Cq, is: impl Fn(&Completion) -> bool) -> bool {
+        self.waiting(cq, |_, entry| is(entry)).is_some()
+    }
+
+    /// The number of the last such entry that waits to be taken.
+    fn waiting(&self, cq: &Cq, is: impl Fn(u32, &Completion) -> bool) -> Option<u32> {
         let _held = self.hold_lock(&cq.lock);
         let consumed = cq.consumed.acquire();
-        (0..cq.slots.get())
-            .map_while(|place| self.made_entry(cq, consumed.wrapping_add(place)))
-            .any(|entry| is(&Completion::load(entry)))
+        let counts = (0..cq.slots.get()).map(|place| consumed.wrapping_add(place));
+        counts
+            .map_while(|count| Some((count, self.made_entry(cq, count)?)))
+            .filter(|(count, entry)| is(*count, &Completion::load(entry)))
+            .map(|(count, _)| count)
+            .last()
     }
 
     /// Tells the channel of a queue that has entries, whoever should have told.

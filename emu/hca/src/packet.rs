@@ -131,6 +131,17 @@ pub enum Body<'a> {
     AtomicResponse(u64),
 }
 
+impl Body<'_> {
+    /// Whether a receive is taken for its message.
+    pub(crate) fn takes_receive(&self) -> bool {
+        match self {
+            Self::Send { .. } | Self::Datagram { .. } => true,
+            Self::Write { extra, .. } => *extra != Extra::None,
+            _ => false,
+        }
+    }
+}
+
 /// A packet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packet<'a> {

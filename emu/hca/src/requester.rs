@@ -396,6 +396,9 @@ impl<H: Host> Hca<'_, H> {
         if let Some((to, peer)) = self.memory.qp_numbered(packet.route.to_qp, port.hca.get())
             && peer.transport() == expected_peer(packet.transport)
         {
+            if !qp.is_reliable() && packet.body.takes_receive() {
+                self.wait_for_receive(to, peer);
+            }
             self.receive_request(to, peer, packet, &mut |response| {
                 self.handle_response(index, qp, response);
             });

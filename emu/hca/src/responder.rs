@@ -469,6 +469,23 @@ impl<H: Host> Hca<'_, H> {
         Ok(Some((index, srq)))
     }
 
+    /// Has a message that may be lost wait for a receive, as long as the host is patient. The caller holds no lock of the queue
+    /// pair that it is for.
+    pub(crate) fn wait_for_receive(&self, index: u32, qp: &Qp) {
+        let queue = match self.shared(qp, 0) {
+            Ok(Some((_, srq))) => &srq.queue,
+            Ok(None) => &qp.rq,
+            Err(_) => return,
+        };
+        let mut looked = 0;
+        while qp.state().receives()
+            && !queue.has_waiting()
+            && self.host.is_patient(index, queue.posted.get(), looked)
+        {
+            looked += 1;
+        }
+    }
+
     /// Takes a receive for the message that begins; `srq` is that of an extended connection.
     pub(crate) fn hold(&self, qp: &Qp, srq: u32) -> Result<(), Refusal> {
         let responder = &qp.responder;

@@ -179,6 +179,7 @@ impl Below<Request, Receive> for Things {
         };
         match done {
             0 => Ok(()),
+            libc::ENOMEM => Err("the program has posted more receives than queues of this HCA hold (max_qp_wr of `ibv_devinfo -v`)".into()),
             errno => Err(failed("a receive is not taken", errno)),
         }
     }

@@ -74,7 +74,8 @@ impl Control {
         cq.slots.set(slots);
         cq.limit.set(slots - 1);
         cq.at.set(at);
-        for word in [&cq.produced, &cq.seen, &cq.consumed, &cq.armed, &cq.failed] {
+        let counts = [&cq.produced, &cq.seen, &cq.consumed, &cq.told, &cq.told_at];
+        for word in counts.into_iter().chain([&cq.armed, &cq.failed]) {
             word.set(0);
         }
         self.cq_serial = self.cq_serial.wrapping_add(1).max(1);

@@ -249,7 +249,18 @@ fn a_queue_that_is_armed_notifies_of_what_waits() {
             std::mem::take(&mut *world.notified.borrow_mut()),
             [two.b.cq]
         );
-        assert_eq!(told_at_arming(true), [two.b.cq], "a failure");
+        let again = "it was told of, and nobody has looked since";
+        assert_eq!(told_at_arming(true), nobody, "{again}");
+        receive(world, &two.b, &two.y, 4, 0, 10);
+        receive(world, &two.b, &two.y, 5, 0, 10);
+        world.settle();
+        assert_eq!(
+            std::mem::take(&mut *world.notified.borrow_mut()),
+            [two.b.cq]
+        );
+        let cq = world.memory.cq(two.b.cq).expect("a queue");
+        world.hca(1).poll(cq).expect("the first of three");
+        assert_eq!(told_at_arming(true), [two.b.cq], "what it has left");
     });
 }
 

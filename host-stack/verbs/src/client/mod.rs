@@ -17,8 +17,9 @@ use std::{
     ptr::{self, NonNull},
     sync::{
         Arc, Mutex, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -105,6 +106,8 @@ pub struct Fabric {
     channels: RwLock<HashMap<u32, Arc<File>>>,
     /// Where asynchronous events go in, by the context's number.
     contexts: Mutex<HashMap<u32, File>>,
+    /// A queue pair that a message has waited for in vain, and how many receives it had had: no other waits until it has more.
+    starved: AtomicU64,
     /// Its memory is nobody's any more: see [`Self::retire`].
     is_retired: AtomicBool,
 }
@@ -112,6 +115,12 @@ pub struct Fabric {
 /// What a fabric's daemon is that does not answer as ours does.
 const ANOTHER_VERSION: &str =
     "another version of snaprig runs it: end its programs, or take another name";
+
+/// How often a message that may be lost looks for a receive, and how long it waits in between once it has let others run so often:
+/// some 20 ms in all, in which a receiver has a turn on a busy machine.
+const LOOKS: u32 = 200;
+const YIELDS: u32 = 50;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(100);
 
 impl Fabric {
     /// Joins a fabric; starts it as `setup` says if nobody has. `pool`: of one that this process was in before.
@@ -180,6 +189,7 @@ impl Fabric {
             doorbell,
             channels: RwLock::default(),
             contexts: Mutex::default(),
+            starved: AtomicU64::new(u64::MAX),
             is_retired: AtomicBool::new(false),
         }))
     }
@@ -561,6 +571,20 @@ impl Host for Fabric {
             // A daemon that is gone has its own event.
             let _ = socket::send(&*socket, &Ask::Raise { event, element }, &[]);
         }
+    }
+
+    fn is_patient(&self, to_qp: u32, posted: u32, looked: u32) -> bool {
+        let starved = u64::from(to_qp) << 32 | u64::from(posted);
+        match looked {
+            0 if self.starved.load(Ordering::Relaxed) == starved => return false,
+            ..YIELDS => thread::yield_now(),
+            YIELDS..LOOKS => thread::sleep(BETWEEN_LOOKS),
+            _ => {
+                self.starved.store(starved, Ordering::Relaxed);
+                return false;
+            }
+        }
+        true
     }
 
     fn attention(&self, qp: u32) {
