@@ -316,7 +316,8 @@ fn is_in_the_way(body: &Body) -> bool {
 
 /// Whether an area is mapped as slots are.
 fn is_plain(area: &Area) -> bool {
-    let is_special = |flag: &[u8; 2]| [b"gd", b"dp"].contains(&flag);
+    // Who wants no huge pages is not given any.
+    let is_special = |flag: &[u8; 2]| [b"gd", b"dp", b"nh"].contains(&flag);
     matches!(area.backing, Backing::Anonymous)
         && !area.is_shared
         && area.huge_bytes == 0
