@@ -33,6 +33,8 @@ pub const FLUSHED: u32 = 5;
 #[derive(Clone, Debug, Default)]
 pub struct Completions {
     put_by: VecDeque<Completion>,
+    /// How many the program has had an event for, and has not looked for since.
+    told: usize,
 }
 
 impl Completions {
@@ -44,7 +46,20 @@ impl Completions {
     /// The program takes the next one that was put by. If there is none, the queue below is asked.
     #[inline]
     pub fn take(&mut self) -> Option<Completion> {
-        self.put_by.pop_front()
+        let taken = self.put_by.pop_front()?;
+        self.told = 0;
+        Some(taken)
+    }
+
+    /// Whether one waits that the program is to have an event for: as HCAs have it (`snaprig_hca::cq`), those that it has had one
+    /// for, and has not looked for since, are not told of again.
+    pub fn has_news(&self) -> bool {
+        self.put_by.len() > self.told
+    }
+
+    /// The program has an event for all of them.
+    pub fn tell(&mut self) {
+        self.told = self.put_by.len();
     }
 
     /// How many were put by.
@@ -60,5 +75,27 @@ impl Completions {
     /// Those of a queue pair that was reset or destroyed are about requests that are no more.
     pub fn forget(&mut self, qp: u32) {
         self.put_by.retain(|completion| completion.qp != qp);
+        self.told = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_an_event_has_no_other_until_there_is_more_or_one_was_taken() {
+        let mut queue = Completions::default();
+        assert!(!queue.has_news());
+        queue.put_by(Completion::default());
+        queue.put_by(Completion::default());
+        assert!(queue.has_news());
+        queue.tell();
+        assert!(!queue.has_news());
+        queue.put_by(Completion::default());
+        assert!(queue.has_news(), "there is more");
+        queue.tell();
+        queue.take().expect("one of three");
+        assert!(queue.has_news(), "it has looked, and left two");
     }
 }

@@ -205,11 +205,12 @@ pub unsafe fn ring(state: &mut State) {
         // SAFETY: what is in the table is alive, and so is its channel.
         unsafe {
             let ours = &mut **cq;
-            let has = state
-                .process
-                .cq(ours.place)
-                .is_some_and(|queue| !queue.is_empty());
-            if has && ours.armed.is_some() && !ours.ex.channel.is_null() {
+            let queue = state.process.cq(ours.place);
+            if let Some(queue) = queue.filter(|queue| queue.has_news())
+                && ours.armed.is_some()
+                && !ours.ex.channel.is_null()
+            {
+                queue.tell();
                 ours.armed = None;
                 let channel = Channel::of(ours.ex.channel);
                 channel.pending.push_back(ours);

@@ -308,8 +308,13 @@ impl Plugin for Verbs {
                 for channel in &things.channels {
                     let channel = &mut **channel;
                     while let Some(cq) = take_from(channel) {
-                        channel.pending.push_back(cq);
-                        channel.gate.ring();
+                        if let Some(queue) = process.cq((*cq).place) {
+                            queue.tell();
+                        }
+                        if !channel.pending.contains(&cq) {
+                            channel.pending.push_back(cq);
+                            channel.gate.ring();
+                        }
                     }
                 }
                 for context in &things.contexts {
