@@ -21,7 +21,7 @@ const PAIRS: [(&str, &str, &str); 9] = [
     ("ibv_srq_pingpong", "-c -n 100000", "100000 iters"),
     ("ibv_ud_pingpong", "-c -n 100000", "100000 iters"),
     ("ib_send_bw", "-F -c XRC -n 700000 -s 1024", "700000"),
-    ("ibv_rc_pingpong", "-c -e -n 20000", "20000 iters"),
+    ("ibv_rc_pingpong", "-c -e -n 50000", "50000 iters"),
     ("ib_atomic_bw", "-F -n 700000", "700000"),
     ("ib_write_bw", "-F -R -n 700000 -s 4096", "700000"),
     ("ib_send_lat", "-F -e -n 60000", "60000"),
