@@ -12,8 +12,8 @@ use snaprig_tracee::parallel;
 
 use super::staging::Staging;
 
-/// Fills all spaces but for what is there, on all processors: what takes longest is to make the pages, and to have them from the disk, for which
-/// one of two threads waits.
+/// Fills all spaces but for what is there, on all processors: what takes longest is to make the pages, and to have them
+/// from the disk, for which one of two threads waits.
 pub fn fill(chain: &Chain, targets: &Targets, there: &Staging) -> Result<()> {
     let next = AtomicUsize::new(0);
     let parts = chain.parts().filter(|part| !there.has(&part.run));
