@@ -211,11 +211,13 @@ impl Ckpt {
 
     /// Kills the program and its supervisor, as a machine that loses power does (SIGKILL).
     pub fn kill(&mut self) -> io::Result<()> {
-        if self.supervisor.try_wait()?.is_none() {
-            self.kill_program()?;
-        }
+        let program = match self.supervisor.try_wait()? {
+            None => self.kill_program(),
+            Some(_) => Ok(()),
+        };
         self.supervisor.kill()?;
-        self.supervisor.wait().map(drop)
+        self.supervisor.wait()?;
+        program
     }
 
     /// Kills all that is below the supervisor. While that stands still it ends with none of them, and who loses a parent is its

@@ -484,26 +484,39 @@ impl Drop for Frozen {
 
 /// All descendants of a process, a parent before its children.
 pub fn descendants(ancestor: pid_t) -> Result<Vec<pid_t>> {
-    let mut found = vec![ancestor];
-    let mut seen = BTreeSet::from([ancestor]);
+    let mut found = children(ancestor)?;
+    let mut seen: BTreeSet<pid_t> = found.iter().copied().collect();
     let mut at = 0;
     while let Some(&pid) = found.get(at) {
-        for tid in threads(pid).unwrap_or_default() {
-            let path = format!("/proc/{pid}/task/{tid}/children");
-            let children = match fs::read_to_string(&path) {
-                Ok(children) => children,
-                Err(_) if pid != ancestor => continue,
-                Err(source) => return Err(Error::io(path, source)),
-            };
-            let children = children
-                .split_whitespace()
-                .filter_map(|pid| pid.parse().ok());
-            found.extend(children.filter(|child| seen.insert(*child)));
-        }
+        // It may have ended.
+        let children = children(pid).unwrap_or_default();
+        found.extend(children.into_iter().filter(|child| seen.insert(*child)));
         at += 1;
     }
-    found.remove(0);
     Ok(found)
+}
+
+/// The children of a process. Each is some thread's, and another thread's once that one has ended: then all are looked at anew.
+fn children(pid: pid_t) -> Result<Vec<pid_t>> {
+    loop {
+        let lists = threads(pid)?.into_iter().map(|tid| {
+            let path = format!("/proc/{pid}/task/{tid}/children");
+            fs::read_to_string(&path).map_err(|source| (path, source))
+        });
+        match lists.collect::<std::result::Result<String, _>>() {
+            Ok(lists) => return Ok(pids(&lists)),
+            // The thread has ended.
+            Err((_, source))
+                if matches!(source.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {}
+            Err((path, source)) => return Err(Error::io(path, source)),
+        }
+    }
+}
+
+fn pids(list: &str) -> Vec<pid_t> {
+    list.split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
 }
 
 /// Whether a process is another, or a descendant of it.
