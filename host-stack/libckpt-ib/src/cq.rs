@@ -12,7 +12,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     event::{Gate, ring},
-    objects::{Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, table, wait_until},
+    objects::{Armed, Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, table, wait_until},
     real::{Real, null, real},
     state::{State, completion, lock, set},
 };
@@ -290,6 +290,20 @@ pub unsafe fn poll_below(cq: *mut ibv_cq, room: c_int, out: *mut ibv_wc) -> c_in
     }
 }
 
+/// Has the next completion raise an event.
+///
+/// # Safety
+/// The queue is one of the libibverbs below, and alive.
+pub unsafe fn arm_below(cq: *mut ibv_cq, of_solicited: bool) -> c_int {
+    // SAFETY: the caller says so.
+    unsafe {
+        match (*(*cq).context).ops.req_notify_cq {
+            Some(notify) => notify(cq, of_solicited.into()),
+            None => libc::EOPNOTSUPP,
+        }
+    }
+}
+
 /// Takes the next entry of an extended queue below, with its time.
 ///
 /// # Safety
@@ -364,8 +378,11 @@ in_tables! {
         while count < room {
             let start = count;
             let came = poll_below(ours.real, room - count, out.add(start as usize));
+            if came <= 0 && count == 0 {
+                return came;
+            }
             if came <= 0 {
-                return if count == 0 { came } else { count };
+                break;
             }
             for at in start..start + came {
                 let wc = out.add(at as usize);
@@ -380,20 +397,17 @@ in_tables! {
                 break;
             }
         }
+        ours.has_given(count);
         count
     }
 
     fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
         let state = &mut *lock();
         let ours = Cq::of(cq);
-        ours.armed = Some(solicited_only != 0);
-        let notify = (*(*ours.real).context).ops.req_notify_cq;
+        ours.armed = Some(Armed { of_solicited: solicited_only != 0, has_taken: false });
         // An event says that some were put by, as HCAs do of those that wait.
         ring(state);
-        match notify {
-            Some(notify) => notify(ours.real, solicited_only),
-            None => libc::EOPNOTSUPP,
-        }
+        arm_below(ours.real, solicited_only != 0)
     }
 
     fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
@@ -460,6 +474,7 @@ in_tables! {
         let ours = Cq::of(cq.cast());
         match take_extended(state, ours) {
             Some(completion) => {
+                ours.has_given(1);
                 (ours.ex.wr_id, ours.ex.status) = (completion.wr_id, completion.status);
                 ours.current = completion;
                 0

@@ -18,12 +18,14 @@ use rustix::{
     event::{EventfdFlags, epoll, eventfd},
     io::Errno,
 };
+use snaprig_ckpt_ib::Process;
 use snaprig_verbs_abi::*;
 
 use crate::{
+    cq::arm_below,
     objects::{Channel, Context, Cq, Qp, Shadow, Srq, acknowledge, is_ours},
     real::{real, set_errno},
-    state::{State, lock},
+    state::{Receive, Request, State, lock},
 };
 
 /// The program's descriptor, and what is behind it.
@@ -145,15 +147,19 @@ unsafe fn next_of_channel(channel: &mut Channel) -> Option<*mut Cq> {
         }
         return Some(cq);
     }
-    // SAFETY: the lock is held.
-    unsafe { take_from(channel) }
+    // SAFETY: the lock is held, and a queue that an event is about is alive.
+    unsafe {
+        let cq = take_from(channel)?;
+        (*cq).armed = None;
+        Some(cq)
+    }
 }
 
 /// The next event of the channel below.
 ///
 /// # Safety
 /// Whoever calls has the lock.
-pub unsafe fn take_from(channel: &mut Channel) -> Option<*mut Cq> {
+unsafe fn take_from(channel: &mut Channel) -> Option<*mut Cq> {
     let real = real()?;
     let (mut below, mut ours) = (std::ptr::null_mut(), std::ptr::null_mut::<c_void>());
     // SAFETY: the channel below is there as long as ours, and its descriptor does not wait. The context of a queue below is
@@ -165,9 +171,41 @@ pub unsafe fn take_from(channel: &mut Channel) -> Option<*mut Cq> {
             return None;
         }
         (real.ibv_ack_cq_events)(below, 1);
-        let ours = ours.cast::<Cq>();
-        (*ours).armed = None;
-        Some(ours)
+        Some(ours.cast())
+    }
+}
+
+/// Puts the events by that wait in the channel below, once all queues are drained. One that is of what the drain sent is not the
+/// program's, which would find nothing in the queue: it waits on.
+///
+/// # Safety
+/// Whoever calls has the lock.
+pub unsafe fn put_by(channel: &mut Channel, process: &mut Process<Request, Receive>) {
+    let mut waits_on = Vec::new();
+    // SAFETY: the lock is held, and a queue that an event is about is alive.
+    unsafe {
+        while let Some(cq) = take_from(channel) {
+            let ours = &mut *cq;
+            let Some(queue) = process.cq(ours.place) else {
+                continue;
+            };
+            let has_taken = ours.armed.is_none_or(|armed| armed.has_taken);
+            if !has_taken && !queue.has_news() {
+                waits_on.push(cq);
+                continue;
+            }
+            queue.tell();
+            ours.armed = None;
+            if !channel.pending.contains(&cq) {
+                channel.pending.push_back(cq);
+                channel.gate.ring();
+            }
+        }
+        for cq in waits_on {
+            if let Some(armed) = (*cq).armed {
+                arm_below((*cq).real, armed.of_solicited);
+            }
+        }
     }
 }
 

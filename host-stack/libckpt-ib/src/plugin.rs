@@ -26,7 +26,7 @@ use crate::{
     address::known_of,
     board,
     cm::Manager,
-    event::{ring, take_async, take_from},
+    event::{put_by, ring, take_async},
     follow::Beside,
     memory::new_domain,
     owned,
@@ -306,16 +306,7 @@ impl Plugin for Verbs {
             // SAFETY: the lock is held, and what is in the sets is alive.
             unsafe {
                 for channel in &things.channels {
-                    let channel = &mut **channel;
-                    while let Some(cq) = take_from(channel) {
-                        if let Some(queue) = process.cq((*cq).place) {
-                            queue.tell();
-                        }
-                        if !channel.pending.contains(&cq) {
-                            channel.pending.push_back(cq);
-                            channel.gate.ring();
-                        }
-                    }
+                    put_by(&mut **channel, process);
                 }
                 for context in &things.contexts {
                     let context = &mut **context;

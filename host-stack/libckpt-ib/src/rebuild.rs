@@ -636,9 +636,8 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
         serve_all(state)?;
         for cq in state.things.cqs.iter().filter(|cq| !cq.is_null()) {
             let ours = &**cq;
-            let notify = (*(*ours.real).context).ops.req_notify_cq;
-            if let (Some(solicited), Some(notify)) = (ours.armed, notify) {
-                notify(ours.real, i32::from(solicited));
+            if let Some(armed) = ours.armed {
+                cq::arm_below(ours.real, armed.of_solicited);
             }
         }
     }
