@@ -193,6 +193,7 @@ objects! {
     processes_share_a_domain_of_xrc: "xrc", "full", 2;
     windows_are_bound_as_they_were: "windows", "full", 2;
     long_inline_data_in_a_parent_domain: "inline", "full", 2;
+    an_event_is_of_what_the_program_finds: "events", "full", 2;
     increments_have_what_peers_have_written: "ledger", "incremental", 4;
     what_peers_write_while_memory_is_copied_is_saved: "ledger", "background", 3;
 }

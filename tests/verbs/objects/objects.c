@@ -4,6 +4,7 @@
  *   xrc      one connection, by which messages go to shared receive queues of two processes
  *   windows  writes through memory windows: bound once, bound again in each round, invalidated by a peer
  *   inline   long inline data; all is made in a parent domain
+ *   events   who waits for an event finds one completion for it, not more and not fewer
  *   ledger   a peer writes all over memory of several kinds whose owner does nothing, and looks at all of it in the end
  */
 #include <fcntl.h>
@@ -464,6 +465,58 @@ static void inline_sender(int peer)
 	}
 }
 
+/* events */
+
+static void events_receiver(int peer)
+{
+	open_all(0);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+
+	check(!!channel, "ibv_create_comp_channel");
+	check(!!(cq = ibv_create_cq(context, 4 * DEPTH, NULL, channel, 0)), "ibv_create_cq");
+	struct ibv_qp *qp = connected(peer, 0);
+
+	for (uint64_t round = 0;; round++) {
+		struct ibv_sge sge = part(0, PLACE);
+		struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
+		struct ibv_cq *about;
+		struct ibv_wc wc[2];
+		void *of_cq;
+
+		check(!ibv_post_recv(qp, &wr, &bad), "ibv_post_recv");
+		check(!ibv_req_notify_cq(cq, 0), "ibv_req_notify_cq");
+		tell(peer, "", 1);
+		check(!ibv_get_cq_event(channel, &about, &of_cq) && about == cq, "ibv_get_cq_event");
+		ibv_ack_cq_events(cq, 1);
+		check(ibv_poll_cq(cq, 2, wc) == 1 && !wc->status, "one completion for an event");
+		if (wc->byte_len != PLACE)
+			return;
+		is_filled(buffer[0], round, PLACE, "a message with an event");
+	}
+}
+
+static void events_sender(int peer)
+{
+	open_all(0);
+	struct ibv_qp *qp = connected(peer, 0);
+
+	for (uint64_t round = 0;; round++) {
+		int is_last = !goes_on();
+		struct ibv_sge sge = part(0, is_last ? 8 : PLACE);
+		struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED};
+		char waits;
+
+		hear(peer, &waits, 1);
+		/* It waits most of the time. */
+		usleep(500);
+		fill(buffer[0], round, PLACE);
+		post(qp, &wr);
+		next();
+		if (is_last)
+			return;
+	}
+}
+
 /* ledger */
 
 enum { KINDS = 3, ENTRIES = 1 << 15, ENTRY = 256 };
@@ -586,7 +639,7 @@ static void second_receiver(int at)
 
 int main(int argc, char **argv)
 {
-	check(argc == 4, "objects xrc|windows|inline|ledger STOP-FILE FILE");
+	check(argc == 4, "objects xrc|windows|inline|events|ledger STOP-FILE FILE");
 	stop_file = argv[2];
 	domain_file = argv[3];
 	for (int i = 0; i < 3; i++)
@@ -601,6 +654,9 @@ int main(int argc, char **argv)
 	} else if (!strcmp(argv[1], "windows")) {
 		started(windows_owner, sockets[0][1]);
 		windows_writer(sockets[0][0]);
+	} else if (!strcmp(argv[1], "events")) {
+		started(events_receiver, sockets[0][1]);
+		events_sender(sockets[0][0]);
 	} else if (!strcmp(argv[1], "ledger")) {
 		started(ledger_owner, sockets[0][1]);
 		ledger_writer(sockets[0][0]);
