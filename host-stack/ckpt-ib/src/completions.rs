@@ -57,6 +57,11 @@ impl Completions {
         self.put_by.len() > self.told
     }
 
+    /// The program has had an event, and has not looked since: it was at least for the first of them.
+    pub fn tell_first(&mut self) {
+        self.told = self.told.max(1).min(self.put_by.len());
+    }
+
     /// The program has an event for all of them.
     pub fn tell(&mut self) {
         self.told = self.put_by.len();

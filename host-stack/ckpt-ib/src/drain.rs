@@ -295,7 +295,7 @@ impl Drain {
         below: &mut impl Below<S, R>,
         failed: &mut Vec<Failed>,
     ) -> Result<bool, Refusal> {
-        self.put_by(process, below, failed);
+        self.look(process, below, failed);
         if process.canary == Some(Canary::DrainsOnce) {
             self.looked = true;
         }
@@ -304,7 +304,8 @@ impl Drain {
         Ok(self.looked || self.missing(process).is_none())
     }
 
-    fn put_by<S, R>(
+    /// Puts by what has completed.
+    pub fn look<S, R>(
         &mut self,
         process: &mut Process<S, R>,
         below: &mut impl Below<S, R>,

@@ -12,7 +12,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     event::{Gate, ring},
-    objects::{Armed, Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, table, wait_until},
+    objects::{Channel, Context, Cq, CqMade, Pd, Shadow, is_ours, table, wait_until},
     real::{Real, null, real},
     state::{State, completion, lock, set},
 };
@@ -83,6 +83,7 @@ unsafe fn create(
             place: 0,
             made,
             armed: None,
+            has_event: false,
             completions_given: 0,
             events_given: 0,
             current: Completion::default(),
@@ -404,7 +405,7 @@ in_tables! {
     fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
         let state = &mut *lock();
         let ours = Cq::of(cq);
-        ours.armed = Some(Armed { of_solicited: solicited_only != 0, has_taken: false });
+        ours.armed = Some(solicited_only != 0);
         // An event says that some were put by, as HCAs do of those that wait.
         ring(state);
         arm_below(ours.real, solicited_only != 0)

@@ -25,7 +25,7 @@ use crate::{
     cq::arm_below,
     objects::{Channel, Context, Cq, Qp, Shadow, Srq, acknowledge, is_ours},
     real::{real, set_errno},
-    state::{Receive, Request, State, lock},
+    state::{Receive, Request, State, Things, lock},
 };
 
 /// The program's descriptor, and what is behind it.
@@ -150,7 +150,7 @@ unsafe fn next_of_channel(channel: &mut Channel) -> Option<*mut Cq> {
     // SAFETY: the lock is held, and a queue that an event is about is alive.
     unsafe {
         let cq = take_from(channel)?;
-        (*cq).armed = None;
+        ((*cq).armed, (*cq).has_event) = (None, true);
         Some(cq)
     }
 }
@@ -175,37 +175,74 @@ unsafe fn take_from(channel: &mut Channel) -> Option<*mut Cq> {
     }
 }
 
-/// Puts the events by that wait in the channel below, once all queues are drained. One that is of what the drain sent is not the
-/// program's, which would find nothing in the queue: it waits on.
+/// What the program is still to hear, of what had completed when a checkpoint kept it from looking (all of that is put by).
+/// Whoever armed a queue afterwards has no event for it: not here either.
 ///
 /// # Safety
 /// Whoever calls has the lock.
-pub unsafe fn put_by(channel: &mut Channel, process: &mut Process<Request, Receive>) {
-    let mut waits_on = Vec::new();
-    // SAFETY: the lock is held, and a queue that an event is about is alive.
+pub unsafe fn put_by(process: &mut Process<Request, Receive>, things: &Things) {
+    // SAFETY: the lock is held, and what is in the tables is alive.
     unsafe {
-        while let Some(cq) = take_from(channel) {
-            let ours = &mut *cq;
+        for channel in &things.channels {
+            let channel = &mut **channel;
+            while let Some(cq) = take_from(channel) {
+                tell(channel, cq, process);
+            }
+        }
+        for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
+            let ours = &**cq;
             let Some(queue) = process.cq(ours.place) else {
                 continue;
             };
-            let has_taken = ours.armed.is_none_or(|armed| armed.has_taken);
-            if !has_taken && !queue.has_news() {
-                waits_on.push(cq);
-                continue;
-            }
-            queue.tell();
-            ours.armed = None;
-            if !channel.pending.contains(&cq) {
-                channel.pending.push_back(cq);
-                channel.gate.ring();
+            if ours.armed.is_some() {
+                queue.tell();
+            } else if ours.has_event {
+                queue.tell_first();
             }
         }
-        for cq in waits_on {
-            if let Some(armed) = (*cq).armed {
-                arm_below((*cq).real, armed.of_solicited);
+    }
+}
+
+/// What the program is to hear of what has come since. An event without anything is of what a drain sent: its queue waits on.
+///
+/// # Safety
+/// Whoever calls has the lock.
+pub unsafe fn put_by_late(process: &mut Process<Request, Receive>, things: &Things) {
+    // SAFETY: the lock is held, and what is in the tables is alive.
+    unsafe {
+        let mut waiting_on = Vec::new();
+        for channel in &things.channels {
+            let channel = &mut **channel;
+            while let Some(cq) = take_from(channel) {
+                let has_news = process
+                    .cq((*cq).place)
+                    .is_some_and(|queue| queue.has_news());
+                match (*cq).armed.filter(|_| !has_news) {
+                    Some(of_solicited) => waiting_on.push((cq, of_solicited)),
+                    None => tell(channel, cq, process),
+                }
             }
         }
+        for (cq, of_solicited) in waiting_on {
+            arm_below((*cq).real, of_solicited);
+        }
+    }
+}
+
+/// The program is to have an event for what is put by of a queue.
+///
+/// # Safety
+/// Whoever calls has the lock.
+unsafe fn tell(channel: &mut Channel, cq: *mut Cq, process: &mut Process<Request, Receive>) {
+    // SAFETY: a queue that an event is about is alive.
+    let ours = unsafe { &mut *cq };
+    if let Some(queue) = process.cq(ours.place) {
+        queue.tell();
+    }
+    (ours.armed, ours.has_event) = (None, true);
+    if !channel.pending.contains(&cq) {
+        channel.pending.push_back(cq);
+        channel.gate.ring();
     }
 }
 
@@ -239,20 +276,14 @@ pub unsafe fn take_async(context: &mut Context) -> Option<ibv_async_event> {
 /// # Safety
 /// Whoever calls has the lock.
 pub unsafe fn ring(state: &mut State) {
-    for cq in state.things.cqs.iter().filter(|cq| !cq.is_null()) {
+    let State { process, things } = state;
+    for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
         // SAFETY: what is in the table is alive, and so is its channel.
         unsafe {
-            let ours = &mut **cq;
-            let queue = state.process.cq(ours.place);
-            if let Some(queue) = queue.filter(|queue| queue.has_news())
-                && ours.armed.is_some()
-                && !ours.ex.channel.is_null()
-            {
-                queue.tell();
-                ours.armed = None;
-                let channel = Channel::of(ours.ex.channel);
-                channel.pending.push_back(ours);
-                channel.gate.ring();
+            let ours = &**cq;
+            let has_news = process.cq(ours.place).is_some_and(|queue| queue.has_news());
+            if has_news && ours.armed.is_some() && !ours.ex.channel.is_null() {
+                tell(Channel::of(ours.ex.channel), *cq, process);
             }
         }
     }

@@ -83,22 +83,16 @@ pub struct CqMade {
     pub parent: Option<*mut Pd>,
 }
 
-/// What a program waits for (ibv_req_notify_cq(3)).
-#[derive(Clone, Copy)]
-pub struct Armed {
-    pub of_solicited: bool,
-    /// It has taken a completion since, whose event may be on its way.
-    pub has_taken: bool,
-}
-
 #[repr(C)]
 pub struct Cq {
     pub ex: ibv_cq_ex,
     pub real: *mut ibv_cq,
     pub place: u32,
     pub made: CqMade,
-    /// The program waits for an event.
-    pub armed: Option<Armed>,
+    /// The program waits for an event: of solicited completions alone.
+    pub armed: Option<bool>,
+    /// It has had one since it last took a completion.
+    pub has_event: bool,
     pub completions_given: u32,
     pub events_given: u32,
     /// Of an extended poll.
@@ -109,9 +103,7 @@ impl Cq {
     /// The program has taken so many completions.
     #[inline]
     pub fn has_given(&mut self, count: c_int) {
-        if let Some(armed) = &mut self.armed {
-            armed.has_taken |= count > 0;
-        }
+        self.has_event &= count <= 0;
     }
 }
 

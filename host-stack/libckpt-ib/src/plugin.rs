@@ -26,7 +26,7 @@ use crate::{
     address::known_of,
     board,
     cm::Manager,
-    event::{put_by, ring, take_async},
+    event::{put_by, put_by_late, ring, take_async},
     follow::Beside,
     memory::new_domain,
     owned,
@@ -228,6 +228,10 @@ fn drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     let begun = Instant::now();
     let (mut asked, mut told) = (begun, 0u64);
     let mut failed = Vec::new();
+    let State { process, things } = &mut *held.state;
+    drain.look(process, things, &mut failed);
+    // SAFETY: the lock is held.
+    unsafe { put_by(process, things) };
     loop {
         let State { process, things } = &mut *held.state;
         let is_done = drain
@@ -305,9 +309,7 @@ impl Plugin for Verbs {
             }
             // SAFETY: the lock is held, and what is in the sets is alive.
             unsafe {
-                for channel in &things.channels {
-                    put_by(&mut **channel, process);
-                }
+                put_by_late(process, things);
                 for context in &things.contexts {
                     let context = &mut **context;
                     while let Some(event) = take_async(context) {

@@ -636,8 +636,8 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
         serve_all(state)?;
         for cq in state.things.cqs.iter().filter(|cq| !cq.is_null()) {
             let ours = &**cq;
-            if let Some(armed) = ours.armed {
-                cq::arm_below(ours.real, armed.of_solicited);
+            if let Some(of_solicited) = ours.armed {
+                cq::arm_below(ours.real, of_solicited);
             }
         }
     }
