@@ -69,8 +69,11 @@ pairs! {
             "ib_send_bw", "-F -c XRC -n 1500000 -s 1024", "-F -c XRC -n 1500000 -s 1024 127.0.0.1", [], "1500000";
         datagrams_at_full_speed:
             "ib_send_bw", "-F -c UD -n 1000000 -s 1024", "-F -c UD -n 1000000 -s 1024 127.0.0.1", [], "1000000";
+        more_datagrams_than_another_model_has_room_for:
+            "ib_send_bw", "-F -c UD -r 8000 -n 1000000 -s 1024", "-F -c UD -r 8000 -n 1000000 -s 1024 127.0.0.1",
+            ["--model", "B"], "1000000";
         unreliable_messages_at_full_speed:
-            "ib_send_bw", "-F -c UC -n 1000000 -s 1024", "-F -c UC -n 1000000 -s 1024 127.0.0.1", [], "1000000";
+            "ib_send_bw", "-F -c UC -n 1000000 -s 1024", "-F -c UC -n 1000000 -s 1024 127.0.0.1", ["--model", "B"], "1000000";
         reads: "ib_read_bw", "-F -n 2000000 -s 4096", "-F -n 2000000 -s 4096 127.0.0.1", [], "2000000";
     }
     #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")] {

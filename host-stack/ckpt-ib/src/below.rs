@@ -21,6 +21,6 @@ pub trait Below<S, R> {
     fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8>;
     /// Puts into a receive of the program what came in one that was lent.
     fn fill(&mut self, receive: &R, data: &[u8]);
-    /// Posts a receive of the program.
-    fn receive(&mut self, receive: &R, cookie: Cookie) -> Result<(), String>;
+    /// Posts a receive of the program; whether there was room for it.
+    fn receive(&mut self, receive: &R, cookie: Cookie) -> Result<bool, String>;
 }

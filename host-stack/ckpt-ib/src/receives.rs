@@ -9,7 +9,8 @@
 //! ```
 //!
 //! What must stay true: messages and receives meet in the order in which each of them came. So as long as a lent receive is
-//! below, or what came in one is not served, the program's receives wait here.
+//! below, or what came in one is not served, the program's receives wait here. So do those for which the queue below has no
+//! room: the HCA of a restart may have shorter ones.
 
 use std::collections::VecDeque;
 
@@ -50,6 +51,8 @@ pub struct Receives<R> {
     log: Ring<Posted<R>>,
     first: u64,
     below: usize,
+    /// How many of the program's fit below, once that is known.
+    room: usize,
     /// Lent ones that are below.
     lent: u64,
     lent_ever: u64,
@@ -63,6 +66,7 @@ impl<R> Default for Receives<R> {
             log: Ring::default(),
             first: 0,
             below: 0,
+            room: usize::MAX,
             lent: 0,
             lent_ever: 0,
             arrived: VecDeque::new(),
@@ -78,7 +82,7 @@ impl<R> Receives<R> {
     where
         R: Default,
     {
-        if self.lent > 0 || !self.arrived.is_empty() || !self.held.is_empty() {
+        if !self.may_go_below() || !self.held.is_empty() {
             let mut request = R::default();
             put(&mut request);
             self.held.push_back((wr_id, request));
@@ -169,7 +173,7 @@ impl<R> Receives<R> {
 
     /// The next receive that has waited long enough, to be posted below with this number.
     pub fn release(&mut self) -> Option<(u64, &R)> {
-        if self.lent > 0 || !self.arrived.is_empty() {
+        if !self.may_go_below() {
             return None;
         }
         let (wr_id, request) = self.held.pop_front()?;
@@ -181,6 +185,56 @@ impl<R> Receives<R> {
         let number = self.last_is_below();
         let last = self.log.get(self.log.len() - 1)?;
         Some((number, &last.request))
+    }
+
+    /// Whether the next one may be posted below, as far as is known.
+    #[inline]
+    fn may_go_below(&self) -> bool {
+        self.lent == 0 && self.arrived.is_empty() && self.below < self.room
+    }
+
+    /// There is another queue below, of which it is not known what it holds.
+    pub fn forget_room(&mut self) {
+        self.room = usize::MAX;
+    }
+
+    /// The queue below has no room for this one, nor for those behind it: they wait until others are taken. False if there are
+    /// none of those, and nothing was done.
+    pub fn no_room(&mut self, number: u64) -> bool
+    where
+        R: Default,
+    {
+        let before = self.outstanding().take_while(|(one, _)| *one < number);
+        self.room = match before.count() {
+            0 => return false,
+            room => room,
+        };
+        while self.first + self.log.len() as u64 > number
+            && let Some(last) = self.log.pop()
+        {
+            if !last.is_taken {
+                self.below -= 1;
+                let request = std::mem::take(&mut last.request);
+                self.held.push_front((last.wr_id, request));
+            }
+        }
+        true
+    }
+
+    /// Whether some wait that the queue below has no room for yet.
+    #[inline]
+    pub fn is_crowded(&self) -> bool {
+        self.room != usize::MAX
+    }
+
+    /// How many of the program's there are.
+    pub fn len(&self) -> usize {
+        self.below + self.held.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// All is forgotten, with the queue pair's state.
@@ -294,6 +348,29 @@ mod tests {
         receives.arrive(arrived(2));
         assert_eq!(receives.serve(), Some((arrived(2), 3, 'c')));
         assert_eq!(receives.post(4, |it| *it = 'd'), Fate::Below(1));
+    }
+
+    #[test]
+    fn what_does_not_fit_waits_in_order() {
+        let mut receives = Receives::default();
+        for number in 0..4 {
+            assert_eq!(
+                receives.post(number, |it| *it = number),
+                Fate::Below(number)
+            );
+        }
+        assert_eq!(receives.completed(1), Some(1), "out of turn");
+        assert!(receives.no_room(2));
+        assert_eq!((receives.below(), receives.len()), (1, 3));
+        assert_eq!(receives.post(4, |it| *it = 4), Fate::Held);
+        assert_eq!(receives.release(), None, "there is no room");
+        assert_eq!(receives.completed(0), Some(0));
+        assert_eq!(receives.release(), Some((2, &2)));
+        assert_eq!(receives.release(), None, "there is room for one");
+        receives.forget_room();
+        assert_eq!(receives.release(), Some((3, &3)));
+        assert_eq!(receives.release(), Some((4, &4)));
+        assert!(!Receives::<u64>::default().no_room(0), "nobody makes room");
     }
 
     #[test]

@@ -5,17 +5,16 @@ use crate::{
     completions::SUCCESS,
     cookie::{Cookie, Queue},
     process::{Came, Whose},
-    receives::Arrived,
+    receives::{Arrived, Receives},
 };
 
-/// A completion has come from below: it is put by, or is of what was lent. Then, the queue that was lent to: its receives may be
-/// served now.
+/// A completion has come from below: it is put by, or is of what was lent. Receives may be served then ([`serve`]).
 pub fn settle<S, R>(
     process: &mut Process<S, R>,
     below: &mut impl Below<S, R>,
     cq: u32,
     (came, completion): (Came, Completion),
-) -> Option<Queue> {
+) {
     match process.completed(came) {
         Whose::Program(wr_id) => {
             if let Some(queue) = process.cq(cq) {
@@ -24,13 +23,9 @@ pub fn settle<S, R>(
                     ..completion
                 });
             }
-            None
         }
-        Whose::Lent => {
-            take_lent(process, below, cq, came.cookie, completion);
-            Some(came.cookie.queue)
-        }
-        Whose::Nobody => None,
+        Whose::Lent => take_lent(process, below, cq, came.cookie, completion),
+        Whose::Nobody => {}
     }
 }
 
@@ -55,7 +50,7 @@ pub fn take_lent<S, R>(
 }
 
 /// Serves receives of the program that wait with what came in lent ones, and posts those that need not wait any more.
-pub fn serve<S, R>(
+pub fn serve<S, R: Default>(
     process: &mut Process<S, R>,
     below: &mut impl Below<S, R>,
     queue: Queue,
@@ -76,12 +71,45 @@ pub fn serve<S, R>(
         return Ok(());
     };
     while let Some((number, request)) = receives.release() {
-        let cookie = Cookie {
-            queue,
-            own: false,
-            number,
-        };
-        below.receive(request, cookie)?;
+        if !below.receive(request, cookie(queue, number))? {
+            return no_room(receives, number);
+        }
     }
     Ok(())
+}
+
+/// Posts the program's receives that no message has taken into another queue below than the one that they were in. Those for
+/// which it has no room wait.
+pub fn post_again<S, R: Default>(
+    process: &mut Process<S, R>,
+    below: &mut impl Below<S, R>,
+    queue: Queue,
+) -> Result<(), String> {
+    let Some(receives) = process.receives(queue) else {
+        return Ok(());
+    };
+    receives.forget_room();
+    let mut left = None;
+    for (number, request) in receives.outstanding() {
+        if !below.receive(request, cookie(queue, number))? {
+            left = Some(number);
+            break;
+        }
+    }
+    left.map_or(Ok(()), |number| no_room(receives, number))
+}
+
+fn cookie(queue: Queue, number: u64) -> Cookie {
+    Cookie {
+        queue,
+        own: false,
+        number,
+    }
+}
+
+fn no_room<R: Default>(receives: &mut Receives<R>, number: u64) -> Result<(), String> {
+    match receives.no_room(number) {
+        true => Ok(()),
+        false => Err("a queue without any receive takes none".into()),
+    }
 }

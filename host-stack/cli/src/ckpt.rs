@@ -381,6 +381,10 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
     }
 }
 
+/// UCX gives up datagram endpoints that are being connected after 30 s of the processor's counter, which goes on between a checkpoint
+/// and a restart: it waits longer.
+const PATIENCE: [(&str, &str); 1] = [("UCX_UD_VERBS_TIMEOUT", "3600s")];
+
 fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
     let mut preload = options.preload.clone();
     if options.verbs {
@@ -391,6 +395,7 @@ fn launch(options: &Launch) -> Result<ExitCode, AnyError> {
     let program = Program {
         words: &options.program,
         preload: &preload,
+        environment: if options.verbs { &PATIENCE } else { &[] },
     };
     let status = match &options.in_job.job {
         Some(job) => {

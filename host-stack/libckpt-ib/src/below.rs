@@ -168,7 +168,7 @@ impl Below<Request, Receive> for Things {
         }
     }
 
-    fn receive(&mut self, receive: &Receive, cookie: Cookie) -> Result<(), String> {
+    fn receive(&mut self, receive: &Receive, cookie: Cookie) -> Result<bool, String> {
         let Some((into, context, _)) = self.queue(cookie.queue) else {
             return Err("it is gone".into());
         };
@@ -178,8 +178,8 @@ impl Below<Request, Receive> for Things {
             receive_below(into, &mut list, cookie)
         };
         match done {
-            0 => Ok(()),
-            libc::ENOMEM => Err("the program has posted more receives than queues of this HCA hold (max_qp_wr of `ibv_devinfo -v`)".into()),
+            0 => Ok(true),
+            libc::ENOMEM => Ok(false),
             errno => Err(failed("a receive is not taken", errno)),
         }
     }

@@ -12,7 +12,6 @@ use snaprig_ckpt_ib::{
     queue_pair::{QueuePair, Service, Stage},
     receives::Fate,
     sends::{Kind, Posted},
-    serve::serve,
 };
 use snaprig_verbs_abi::*;
 
@@ -437,6 +436,7 @@ pub unsafe fn receive_below(into: Into, list: &mut [ibv_sge], cookie: Cookie) ->
 unsafe fn receives(
     state: &mut State,
     (queue, into, context): (Queue, Into, *mut ibv_context),
+    room: u32,
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
@@ -450,6 +450,11 @@ unsafe fn receives(
                 *bad = wr;
                 return libc::EINVAL;
             };
+            // The queue below says so, but for those that wait for room there.
+            if log.is_crowded() && log.len() >= room as usize {
+                *bad = wr;
+                return libc::ENOMEM;
+            }
             let put = |logged: &mut Receive| {
                 logged.clear();
                 logged.extend_from_slice(list);
@@ -464,7 +469,9 @@ unsafe fn receives(
                     };
                     let mut list = state.things.real_list(context, list);
                     let failed = receive_below(into, &mut list, cookie);
-                    if failed != 0 {
+                    if failed != 0
+                        && !(failed == libc::ENOMEM && state.has_wait(queue, number, room))
+                    {
                         if let Some(log) = state.process.receives(queue) {
                             log.take_back();
                         }
@@ -477,10 +484,7 @@ unsafe fn receives(
         }
     }
     if serves {
-        let State { process, things } = state;
-        if let Err(why) = serve(process, things, queue) {
-            eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
-        }
+        state.serve(queue);
         // SAFETY: the lock is held.
         unsafe { ring(state) };
     }
@@ -509,14 +513,14 @@ in_tables! {
             return libc::EINVAL;
         }
         let to = (Queue::Receives(ours.place), Into::Own(ours.real), ours.ex.qp_base.context);
-        receives(state, to, wr, bad)
+        receives(state, to, ours.granted.max_recv_wr, wr, bad)
     }
 
     fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
         let state = &mut *lock();
         let ours = Srq::of(srq);
         let to = (Queue::Shared(ours.place), Into::Shared(ours.real), ours.srq.context);
-        receives(state, to, wr, bad)
+        receives(state, to, ours.attr.max_wr, wr, bad)
     }
 }
 

@@ -11,9 +11,10 @@ use std::mem::zeroed;
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     Name, Names,
-    cookie::{Cookie, Queue},
+    cookie::Queue,
     names::{Domain, Key, Port, Published},
     queue_pair::{Service, Stage},
+    serve,
 };
 use snaprig_verbs_abi::*;
 
@@ -471,18 +472,7 @@ pub unsafe fn post_receives(state: &mut State, queue: Queue) -> Result<(), Strin
         return Ok(());
     }
     let State { process, things } = state;
-    let Some(receives) = process.receives(queue) else {
-        return Ok(());
-    };
-    for (number, request) in receives.outstanding() {
-        let cookie = Cookie {
-            queue,
-            own: false,
-            number,
-        };
-        snaprig_ckpt_ib::Below::receive(things, request, cookie)?;
-    }
-    Ok(())
+    serve::post_again(process, things, queue)
 }
 
 /// A datagram is one packet: such as the program has sent must fit here, too.

@@ -327,6 +327,7 @@ impl State {
         match self.process.completed(came) {
             Whose::Program(wr_id) => {
                 wc.wr_id = wr_id;
+                self.made_room(came.cookie.queue);
                 true
             }
             Whose::Nobody => false,
@@ -337,12 +338,43 @@ impl State {
         }
     }
 
+    /// A request of the program's has left a queue: one that waits for room there may have it.
+    #[inline]
+    fn made_room(&mut self, queue: Queue) {
+        if self.things.restarts > 0
+            && self
+                .process
+                .receives(queue)
+                .is_some_and(|receives| receives.is_crowded())
+        {
+            self.serve(queue);
+        }
+    }
+
     /// What was lent came back while the program works: the queue may go on with the program's own.
     #[cold]
     fn settle_lent(&mut self, cq: u32, cookie: Cookie, completion: Completion) {
         let Self { process, things } = self;
         take_lent(process, things, cq, cookie, completion);
-        if let Err(why) = serve(process, things, cookie.queue) {
+        self.serve(cookie.queue);
+    }
+
+    /// There is no room below for a receive of a queue that the program has made for so many: whether it waits for that. Where
+    /// the program began, there was room.
+    #[cold]
+    pub fn has_wait(&mut self, queue: Queue, number: u64, room: u32) -> bool {
+        self.things.restarts > 0
+            && self
+                .process
+                .receives(queue)
+                .is_some_and(|receives| receives.len() <= room as usize && receives.no_room(number))
+    }
+
+    /// Receives of the program that wait have what came, or go below.
+    #[cold]
+    pub fn serve(&mut self, queue: Queue) {
+        let Self { process, things } = self;
+        if let Err(why) = serve(process, things, queue) {
             eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
         }
     }

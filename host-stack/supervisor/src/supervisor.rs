@@ -79,6 +79,8 @@ pub struct Program<'a> {
     /// Libraries that are loaded into it, and into what it starts and becomes, before all others: plugins that the
     /// program does not know of.
     pub preload: &'a [PathBuf],
+    /// Variables that its environment has from here, unless it has them.
+    pub environment: &'a [(&'a str, &'a str)],
 }
 
 impl<'a> From<&'a [OsString]> for Program<'a> {
@@ -87,6 +89,7 @@ impl<'a> From<&'a [OsString]> for Program<'a> {
         Self {
             words,
             preload: &[],
+            environment: &[],
         }
     }
 }
@@ -99,9 +102,9 @@ pub fn launch<'a>(
 ) -> Result<i32> {
     let program = program.into();
     settled_departure(directory)?;
-    let preload = preload::variable(program.preload)?;
+    let variables = variables(&program)?;
     let parts = Parts::new(directory, Store::open(directory)?)?;
-    let child = start(program.words, preload, &parts)?;
+    let child = start(program.words, variables, &parts)?;
     Supervisor::new(parts, child, command_of(program.words), options).run()
 }
 
@@ -112,7 +115,7 @@ pub fn launch_in<'a>(
     program: impl Into<Program<'a>>,
 ) -> Result<i32> {
     let program = program.into();
-    let preload = preload::variable(program.preload)?;
+    let variables = variables(&program)?;
     let coordinator = job::ensure(job)?;
     let first = program.words.first().ok_or_else(no_program)?;
     let name = name.unwrap_or_else(|| job::name_of(Path::new(first)));
@@ -120,7 +123,7 @@ pub fn launch_in<'a>(
     // Its thread has the mask of this one.
     parts.member = Some(Member::join(job, &name)?);
     drop(coordinator);
-    let child = start(program.words, preload, &parts)?;
+    let child = start(program.words, variables, &parts)?;
     let command = command_of(program.words);
     Supervisor::new(parts, child, command, &Options::of_member(job)).run()
 }
@@ -136,8 +139,17 @@ fn command_of(program: &[OsString]) -> Vec<String> {
     words.collect()
 }
 
+/// What is new in the environment of a program.
+fn variables<'a>(program: &Program<'a>) -> Result<Vec<(&'a str, OsString)>> {
+    let preload = preload::variable(program.preload)?.map(|all| (preload::VARIABLE, all));
+    let missing = program.environment.iter();
+    let missing = missing.filter(|(name, _)| std::env::var_os(name).is_none());
+    let missing = missing.map(|(name, value)| (*name, value.into()));
+    Ok(preload.into_iter().chain(missing).collect())
+}
+
 /// Starts a program, with the signal mask that it is to have.
-fn start(program: &[OsString], preload: Option<OsString>, parts: &Parts) -> Result<pid_t> {
+fn start(program: &[OsString], variables: Vec<(&str, OsString)>, parts: &Parts) -> Result<pid_t> {
     let [name, arguments @ ..] = program else {
         return Err(no_program());
     };
@@ -145,7 +157,7 @@ fn start(program: &[OsString], preload: Option<OsString>, parts: &Parts) -> Resu
     let plugins = parts.plugins.borrow();
     let (variable, socket) = plugins.variable();
     command.args(arguments).env(variable, socket);
-    command.envs(preload.map(|libraries| (preload::VARIABLE, libraries)));
+    command.envs(variables);
     let mask = parts.signals.before;
     // SAFETY: what runs in the child between fork and exec is sigprocmask(2), which is async-signal-safe, reads a mask
     // that the closure owns, and writes nothing to a null pointer.

@@ -244,9 +244,7 @@ impl JobOnNodes {
         let mpirun = ["--", "mpirun", "-n", &all, "--oversubscribe"];
         let ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx"];
         let run = ["-x", "UCX_TLS=rc,self", program];
-        // Endpoints that are being connected have the time of the processor's counter, which goes on while nothing runs.
-        let patience = ["-x", "UCX_UD_VERBS_TIMEOUT=3600s"];
-        let words = [&mpirun[..], hosts, &ucx, &patience, &run, flags].concat();
+        let words = [&mpirun[..], hosts, &ucx, &run, flags].concat();
         let mut launch = nodes(count, &job.job(), &words);
         job.running = Some(launch.spawn().expect("snaprig starts"));
         // All ranks compute: then they have met.

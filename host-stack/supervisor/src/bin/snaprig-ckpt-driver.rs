@@ -103,6 +103,7 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
             let program = Program {
                 words: rest,
                 preload: &preload,
+                environment: &[],
             };
             snaprig_supervisor::launch(directory, program, &options())
         }

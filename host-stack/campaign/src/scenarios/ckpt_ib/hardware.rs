@@ -31,6 +31,8 @@ pub const FIRST_KEYS: u64 = 6;
 const FIRST_NUMBER: u32 = 0x10;
 /// A key that is nobody's.
 const NO_KEY: u32 = u32::MAX;
+/// How many receives a short queue holds.
+const NARROW: u32 = 2;
 /// Regions are told apart by their addresses.
 const REGION_SHIFT: u32 = 32;
 /// Where a mark's atomic puts what it fetches.
@@ -131,6 +133,8 @@ pub struct Hardware {
     pub shared: Option<u32>,
     /// A domain of XRC, and its shared receive queue there.
     pub xrc: Option<(u32, u32)>,
+    /// Its receive queues hold two at once.
+    pub is_narrow: bool,
     /// Where what is lent is, by wr_id.
     lent: BTreeMap<u64, u64>,
     lent_used: u64,
@@ -147,8 +151,17 @@ impl Hardware {
             keys: Vec::new(),
             shared: None,
             xrc: None,
+            is_narrow: false,
             lent: BTreeMap::new(),
             lent_used: 0,
+        }
+    }
+
+    /// How many receives a shared queue of its holds at once.
+    fn receives_max(&self) -> u32 {
+        match self.is_narrow {
+            true => NARROW,
+            false => 1024,
         }
     }
 
@@ -217,7 +230,7 @@ impl Hardware {
         let domain = world.make(self.slot(), &Control::OpenXrcd { hca, file });
         let request = Control::CreateSrq {
             pd: self.node.pd,
-            slots: 1024,
+            slots: self.receives_max(),
             sges: 4,
             limit: 0,
             xrc: Some((domain, self.node.cq)),
@@ -244,13 +257,14 @@ impl Hardware {
         if is_shared && self.shared.is_none() {
             let request = Control::CreateSrq {
                 pd: self.node.pd,
-                slots: 1024,
+                slots: self.receives_max(),
                 sges: 4,
                 limit: 2,
                 xrc: None,
             };
             self.shared = Some(world.make(self.slot(), &request));
         }
+        let is_reliable = !matches!(transport, Transport::Uc | Transport::Ud);
         let mut request = World::qp_request(&self.node, transport);
         if let Control::CreateQp {
             srq,
@@ -265,7 +279,11 @@ impl Hardware {
             }
             // One more for a mark, and for what is lent.
             capabilities.send_slots += 1;
-            capabilities.receive_slots += 64;
+            // What is unreliable waits for no room.
+            capabilities.receive_slots = match self.is_narrow && is_reliable {
+                true => NARROW,
+                false => capabilities.receive_slots + 64,
+            };
         }
         let end = world.end(&self.node, transport, &request);
         let real = fabric.free_number(port(self.node.hca));
@@ -451,7 +469,13 @@ impl Driver<'_> {
         world.posting(self.me.slot(), |hca| hca.post_send(end.index, &send, data))
     }
 
-    fn receive_at(&self, queue: Queue, at: u64, bytes: u64, cookie: Cookie) -> Result<(), String> {
+    fn receive_at(
+        &self,
+        queue: Queue,
+        at: u64,
+        bytes: u64,
+        cookie: Cookie,
+    ) -> Result<bool, String> {
         let first = bytes.min(100) as u32;
         let list = [
             self.me.node.sge(at, first),
@@ -471,7 +495,8 @@ impl Driver<'_> {
             }
         });
         match posted {
-            None | Some(Ok(())) => Ok(()),
+            None | Some(Ok(())) => Ok(true),
+            Some(Err(PostError::Full)) => Ok(false),
             Some(Err(error)) => Err(error.to_string()),
         }
     }
@@ -599,7 +624,12 @@ impl Below<Request, Receive> for Driver<'_> {
         self.me.lent_used += bytes.next_multiple_of(8);
         assert!(at + bytes <= BYTES as u64, "too much is lent");
         self.me.lent.insert(cookie.bits(), at);
-        self.receive_at(queue, at, bytes, cookie).map(|()| true)
+        let has_room = self.receive_at(queue, at, bytes, cookie)?;
+        if !has_room {
+            self.me.lent.remove(&cookie.bits());
+            self.me.lent_used = at - LENT_AT;
+        }
+        Ok(has_room)
     }
 
     fn lent(&mut self, cookie: Cookie, completion: &Completion) -> Vec<u8> {
@@ -615,7 +645,7 @@ impl Below<Request, Receive> for Driver<'_> {
         self.me.write(self.fabric, *receive, data);
     }
 
-    fn receive(&mut self, receive: &Receive, cookie: Cookie) -> Result<(), String> {
+    fn receive(&mut self, receive: &Receive, cookie: Cookie) -> Result<bool, String> {
         self.receive_at(cookie.queue, *receive, RECEIVE_BYTES, cookie)
     }
 }

@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 
 use snaprig_ckpt_ib::{
-    Below, Canary, Name, Names,
+    Canary, Name, Names,
     cookie::{Cookie, Queue},
     drain::{Drain, Said, said},
     faults,
     names::{Aliases, Domain, Key, Port, Published},
     process::Process,
     queue_pair::{Service, Stage},
+    serve,
     told::{Near, Told},
 };
 use snaprig_ckpt_plugin::phase::Phase;
@@ -417,7 +418,8 @@ impl Run {
         self.members.clear();
         for (member, saved) in checkpoint.into_iter().enumerate() {
             let hca = (member as u32 + shift) % self.hcas;
-            let hardware = Hardware::new(&self.fabric, slots[member], hca);
+            let mut hardware = Hardware::new(&self.fabric, slots[member], hca);
+            hardware.is_narrow = self.random.one_in(4);
             self.fabric.world.put(slots[member], 0, &saved.memory);
             let mut one = Member::new(saved.process, saved.program, hardware);
             one.is_closed = true;
@@ -536,17 +538,7 @@ impl Run {
         if matches!(queue, Queue::Shared(place) if driver.me.shared_at(place).is_none()) {
             return;
         }
-        let Some(receives) = process.receives(queue) else {
-            return;
-        };
-        for (number, at) in receives.outstanding() {
-            let cookie = Cookie {
-                queue,
-                own: false,
-                number,
-            };
-            driver.receive(at, cookie).expect("there is room");
-        }
+        serve::post_again(process, &mut driver, queue).expect("one has room");
     }
 
     /// Requests that nobody carried out.
