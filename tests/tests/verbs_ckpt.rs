@@ -166,15 +166,17 @@ fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
     assert_success("both", &[running.output(), server.output()]);
 }
 
-/// A program of tests/verbs/objects outlives checkpoints, with images of this kind.
-fn objects_go_on(mode: &str, images: &str, count: u32) {
+/// A program of tests/verbs outlives checkpoints, with images of this kind.
+fn program_goes_on(name: &str, mode: &str, images: &str, count: u32) {
     let _alone = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
     let job = Checkpointed::new();
-    let program = job.directory.path().join("objects");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/objects");
+    let program = job.directory.path().join(name);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("verbs")
+        .join(name);
     fabric::compile(&sources, &program);
     let program = program.to_str().expect("a name");
-    job.objects_go_on("objects", &[program, mode], &["--mode", images], count);
+    job.objects_go_on(name, &[program, mode], &["--mode", images], count);
 }
 
 macro_rules! objects {
@@ -186,7 +188,7 @@ macro_rules! objects {
                 ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
             )]
             fn $test() {
-                objects_go_on($mode, $images, $count);
+                program_goes_on("objects", $mode, $images, $count);
             }
         )*
     };
@@ -199,4 +201,28 @@ objects! {
     an_event_is_of_what_the_program_finds: "events", "full", 2;
     increments_have_what_peers_have_written: "ledger", "incremental", 4;
     what_peers_write_while_memory_is_copied_is_saved: "ledger", "background", 3;
+}
+
+macro_rules! halves {
+    ($($test:ident: $mode:literal;)*) => {
+        $(
+            #[test]
+            #[cfg_attr(
+                not(has_file = "/usr/include/rdma/rdma_cma.h"),
+                ignore = "/usr/include/rdma/rdma_cma.h is not there (ci/setup)"
+            )]
+            fn $test() {
+                program_goes_on("halves", $mode, "full", 2);
+            }
+        )*
+    };
+}
+
+halves! {
+    who_waits_for_an_address_has_it: "address";
+    who_waits_for_a_route_has_it: "route";
+    a_request_that_nobody_has_heard_of_is_heard_of: "request";
+    a_server_accepts_after_a_restart: "accept";
+    an_answer_is_heard_after_a_restart: "answer";
+    a_server_of_datagrams_accepts_after_a_restart: "datagrams";
 }

@@ -110,7 +110,7 @@ fn parents_last(things: &Things) -> Vec<*mut Pd> {
     all
 }
 
-/// Chooses a device below for each that the program has open: the one of its name, or another.
+/// Chooses a device below for each that the program has open, and then for those that it knows: the one of its name, or another.
 unsafe fn choose_devices(things: &mut Things) -> Result<(), String> {
     for device in &things.devices {
         // SAFETY: devices are never freed.
@@ -123,11 +123,19 @@ unsafe fn choose_devices(things: &mut Things) -> Result<(), String> {
     };
     used.sort_unstable();
     used.dedup();
-    if used.is_empty() {
+    // SAFETY: the list is the libibverbs's, and kept.
+    let below = match unsafe { things.below() } {
+        Err(_) if used.is_empty() => return Ok(()),
+        below => below?,
+    };
+    if below.is_empty() && used.is_empty() {
         return Ok(());
     }
-    // SAFETY: the list is the libibverbs's, and kept.
-    let below = unsafe { things.below()? };
+    let known = things.devices.iter().copied();
+    let unused: Vec<_> = known
+        .filter(|device| used.binary_search(device).is_err())
+        .collect();
+    used.extend(unused);
     if below.is_empty() {
         return Err(
             "there is no HCA here: `snaprig verbs -- snaprig ckpt restart DIR` gives it one".into(),

@@ -8,11 +8,14 @@
 #include <stdlib.h>
 
 #define FUNCTIONS(found) \
+	found(ibv_ack_cq_events, NULL) \
 	found(ibv_alloc_pd, NULL) \
+	found(ibv_create_comp_channel, NULL) \
 	found(ibv_create_cq, "IBVERBS_1.1") \
 	found(ibv_create_qp, NULL) \
 	found(ibv_dereg_mr, "IBVERBS_1.1") \
 	found(ibv_destroy_qp, NULL) \
+	found(ibv_get_cq_event, "IBVERBS_1.1") \
 	found(ibv_get_device_list, "IBVERBS_1.1") \
 	found(ibv_modify_qp, NULL) \
 	found(ibv_open_device, "IBVERBS_1.1") \

@@ -10,11 +10,14 @@
 //!              both move what they have to the channels of the program
 //! ```
 //!
+//! Of a connection that is not made yet as many of these steps are made as the programs had made and heard of, and the rest is
+//! theirs: "for this request that you have". Whose request nobody has, or who was about to be told of an address, asks as it did.
+//!
 //! Queue pairs are connected elsewhere ([`crate::rebuild`]): nobody here touches them. What must stay true: events of all this are
 //! nobody's.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::c_int,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::RawFd,
@@ -24,13 +27,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{Name, Process};
 use snaprig_verbs_cm::abi::{
-    Accept, BindIp, ConnParam, Connect, Ece, EventAnswer, Header, Listen, OfId, Query,
-    QueryAddrAnswer, ResolveIp, ResolveRoute, Sockaddr,
+    Accept, BindIp, ConnParam, Connect, Ece, EventAnswer, Header, InitQpAttr, Listen, OfId, QpAttr,
+    Query, QueryAddrAnswer, ResolveIp, ResolveRoute, Sockaddr, UdParam,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ID_AT, Id, Stage,
+    Ends, ID_AT, Id, PS_UDP, QP_AT, Stage,
     device::{self, command, event},
 };
 use crate::{
@@ -45,7 +48,15 @@ const STEP_MS: u32 = 5000;
 /// How often the devices are looked at.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// What a request of ours begins with.
-const MAGIC: &[u8; 8] = b"snaprig\x01";
+const MAGIC: &[u8; 8] = b"snaprig\x02";
+/// Of connections (`enum rdma_ucm_port_space`).
+const PS_TCP: u16 = 0x0106;
+/// `enum ibv_qp_type`.
+const QPT_RC: u8 = 2;
+const QPT_UD: u8 = 4;
+/// `enum ibv_qp_state`.
+const RTR: u32 = 2;
+const RTS: u32 = 3;
 /// Connections that wait to be taken.
 const BACKLOG: u32 = 1024;
 /// How often who has lost a packet asks again (rdma_connect(3)).
@@ -55,11 +66,34 @@ const RETRIES: u8 = 7;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Listener {
     /// Its queue pairs with such connections.
-    pub queue_pairs: Vec<Name>,
+    queue_pairs: Vec<Name>,
+    /// What it is asked, and has not made a connection of yet.
+    requests: Vec<Asked>,
+    /// What it asks for itself, or has.
+    asking: Vec<Ends>,
     /// Its addresses.
-    pub addresses: Vec<IpAddr>,
-    /// Its port.
-    pub port: u16,
+    addresses: Vec<IpAddr>,
+    /// Its ports: of connections, and of datagrams.
+    ports: (u16, u16),
+}
+
+/// A request that a process has.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Asked {
+    ends: Ends,
+    /// Its id.
+    number: u32,
+    /// As [`Id::psns`] of that.
+    psns: Option<(u32, u32)>,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Sought {
+    /// The connection of a queue pair.
+    QueuePair(Name),
+    /// What an id was asked.
+    Request(u32),
 }
 
 /// A device of our own, with an id that listens.
@@ -81,18 +115,92 @@ fn open() -> Result<RawFd, String> {
     Ok(device)
 }
 
-/// Whom a request of ours is for.
-fn private_data(to: Name) -> Vec<u8> {
-    let number = u64::from(to.number);
-    [&MAGIC[..], &to.port.to_ne_bytes(), &number.to_ne_bytes()].concat()
+/// What a request of ours is for.
+fn private_data(to: Sought) -> Vec<u8> {
+    let (port, number) = match to {
+        Sought::QueuePair(name) => (name.port, u64::from(name.number)),
+        // No port of an HCA is called so.
+        Sought::Request(number) => (0, u64::from(number)),
+    };
+    [&MAGIC[..], &port.to_ne_bytes(), &number.to_ne_bytes()].concat()
 }
 
-fn read_private_data(data: &[u8]) -> Option<Name> {
+fn read_private_data(data: &[u8]) -> Option<Sought> {
     let rest = data.strip_prefix(&MAGIC[..])?;
     let (port, rest) = u64::read_from_prefix(rest).ok()?;
     let (number, _) = u64::read_from_prefix(rest).ok()?;
     let number = number as u32;
-    Some(Name { port, number })
+    Some(match port {
+        0 => Sought::Request(number),
+        _ => Sought::QueuePair(Name { port, number }),
+    })
+}
+
+/// Between which addresses an id is.
+fn addresses(real: RawFd, id: u32) -> Result<QueryAddrAnswer, c_int> {
+    device::ask_for(real, command::QUERY, |response| Query {
+        response,
+        id,
+        option: 0,
+    })
+}
+
+/// Between whom an id connects, if those have addresses of the Internet.
+pub fn ends(real: RawFd, id: &Id) -> Option<Ends> {
+    let found = addresses(real, id.real).ok()?;
+    let address = |of: Sockaddr| of.get().ok().flatten();
+    let (own, other) = (
+        address(found.source.address)?,
+        address(found.target.address)?,
+    );
+    let (asks, asked) = if id.asks { (own, other) } else { (other, own) };
+    Some(Ends {
+        asks,
+        asked,
+        port_space: id.port_space,
+    })
+}
+
+/// Who binds to any port has the same one again: others know it.
+pub fn keep_port(bind: &mut [u8], real: Option<RawFd>, id: u32) {
+    /// Where requests to bind have the port of the address.
+    const PORT_AT: usize = size_of::<Header>() + 10;
+    let Some(port) = bind
+        .get_mut(PORT_AT..PORT_AT + 2)
+        .filter(|port| **port == [0, 0])
+    else {
+        return;
+    };
+    let bound = real.and_then(|real| addresses(real, id).ok());
+    let address = bound.and_then(|bound| bound.source.address.get().ok().flatten());
+    if let Some(address) = address {
+        port.copy_from_slice(&address.port().to_be_bytes());
+    }
+}
+
+/// With what numbers packets begin of a connection that an id is asked for: those that it receives, and those that it sends.
+pub fn psns(real: RawFd, id: u32) -> Option<(u32, u32)> {
+    let attr = |qp_state| {
+        let asked: Result<QpAttr, c_int> =
+            device::ask_for(real, command::INIT_QP_ATTR, |response| InitQpAttr {
+                response,
+                id,
+                qp_state,
+            });
+        asked.ok()
+    };
+    Some((attr(RTR)?.rq_psn, attr(RTS)?.sq_psn))
+}
+
+/// What a request that has come to one of [`listen`] is for.
+fn sought_by(request: &EventAnswer) -> Option<Sought> {
+    let param = request.param.as_bytes();
+    if request.uid == u64::from(PS_UDP) {
+        let (param, _) = UdParam::read_from_prefix(param).ok()?;
+        return read_private_data(&param.private_data);
+    }
+    let (param, _) = ConnParam::read_from_prefix(param).ok()?;
+    read_private_data(&param.private_data)
 }
 
 fn param(qp: u32, data: &[u8]) -> ConnParam {
@@ -132,27 +240,43 @@ impl Things {
             let added = channel.gate.add(channel.real);
             added.map_err(|error| said("its events", error.raw_os_error()))?;
         }
-        let mut asked = Vec::new();
+        let mut own = Listener::default();
         let numbers: Vec<u32> = self.manager.ids.keys().copied().collect();
         for number in numbers {
             let Some(id) = self.manager.ids.get(&number).cloned() else {
                 continue;
             };
+            if id.asks {
+                own.asking.extend(id.ends);
+            }
             match id.stage {
-                Stage::Connected(false) => asked.extend(self.name_of(id.qp).map(|(name, _)| name)),
+                Stage::Connected(false) => {
+                    let name = self.name_of(id.qp).map(|(name, _)| name);
+                    own.queue_pairs.extend(name);
+                }
+                Stage::Connecting | Stage::Answered if !id.asks => {
+                    own.requests.extend(id.ends.map(|ends| Asked {
+                        ends,
+                        number,
+                        psns: id.psns,
+                    }));
+                    self.make_again(number, &id)?;
+                }
                 _ => self.make_again(number, &id)?,
             }
         }
-        if asked.is_empty() {
-            return Ok(Listener::default());
+        if own.queue_pairs.is_empty() && own.requests.is_empty() {
+            return Ok(own);
         }
         let device = open()?;
-        let listener = listen(device).map_err(|errno| said("nobody can be heard", errno))?;
+        let port = |space, kind| {
+            let port = listen(device, space, kind);
+            port.map_err(|errno| said("nobody can be heard", errno))
+        };
+        own.ports = (port(PS_TCP, QPT_RC)?, port(PS_UDP, QPT_UD)?);
+        own.addresses = own_addresses();
         self.manager.listening = Some(Listening { device });
-        Ok(Listener {
-            queue_pairs: asked,
-            ..listener
-        })
+        Ok(own)
     }
 
     /// Makes an id, and does again what made it what it was.
@@ -173,21 +297,38 @@ impl Things {
         if id.stage != Stage::Quiet {
             return Ok(());
         }
+        let is_resolving = |bytes: &&Vec<u8>| {
+            Header::read_from_prefix(bytes).is_ok_and(|(header, _)| is_answered_late(&header))
+        };
+        // The last ones are those that the program has not heard of.
+        let mut known = id.commands.iter().filter(is_resolving).count();
+        known = known.saturating_sub(id.awaited as usize);
         for bytes in &id.commands {
             let done = repeat(real, new, bytes);
-            let is_resolved = matches!(
-                &done,
-                Ok(Some(event::ADDR_RESOLVED | event::ROUTE_RESOLVED))
-            );
-            match done {
-                Ok(None) => {}
-                _ if is_resolved => {}
-                // Whom it has resolved is not there any more: the program hears of that when it connects.
-                Ok(Some(_)) => break,
-                Err(errno) => return Err(said("an id cannot be bound again", errno)),
+            let Some(event) = done.map_err(|errno| said("an id cannot be bound again", errno))?
+            else {
+                continue;
+            };
+            let is_resolved = matches!(event.event, event::ADDR_RESOLVED | event::ROUTE_RESOLVED);
+            match known.checked_sub(1) {
+                Some(left) => known = left,
+                None => self.tell(id.channel, event),
+            }
+            // Whom it has resolved is not there any more: the program hears of that when it connects.
+            if !is_resolved {
+                break;
             }
         }
         Ok(())
+    }
+
+    /// The program has an event of an id below.
+    fn tell(&mut self, channel: RawFd, event: EventAnswer) {
+        let event = self.heard(channel, event);
+        if let Some(channel) = self.manager.channels.get_mut(&channel) {
+            channel.pending.push_back(event);
+            channel.gate.ring();
+        }
     }
 
     /// Connects again what was connected: `all` is where others listen.
@@ -196,31 +337,61 @@ impl Things {
         process: &Process<Request, Receive>,
         all: &[Listener],
     ) -> Result<(), String> {
+        let names = self.names_of_ids(process);
         let mut calls: BTreeMap<u32, Call> = BTreeMap::new();
-        let mut awaited: BTreeMap<Name, u32> = BTreeMap::new();
-        for (number, id) in &self.manager.ids {
-            let Some((name, place)) = self.name_of(id.qp) else {
-                continue;
-            };
-            match id.stage {
-                Stage::Connected(false) => drop(awaited.insert(name, *number)),
-                Stage::Connected(true) => {
-                    let pair = process.qps.get(place as usize).and_then(Option::as_ref);
-                    let peer = pair
-                        .and_then(|pair| pair.peer)
-                        .map(|peer| self.names.canonical(peer));
-                    let listener = all
-                        .iter()
-                        .find(|one| peer.is_some_and(|peer| one.queue_pairs.contains(&peer)));
-                    // Whose peer has gone is connected to nobody.
-                    if let (Some(peer), Some(listener)) = (peer, listener) {
-                        calls.insert(id.real, Call::new(*number, peer, listener));
+        let mut awaited: BTreeMap<Sought, u32> = BTreeMap::new();
+        let mut unheard = Vec::new();
+        let asking: BTreeSet<&Ends> = all.iter().flat_map(|one| &one.asking).collect();
+        for (number, id) in &mut self.manager.ids {
+            if !id.asks {
+                let sought = match id.stage {
+                    Stage::Connected(_) => {
+                        names.get(&id.qp).map(|(name, _)| Sought::QueuePair(*name))
                     }
+                    Stage::Connecting | Stage::Answered => {
+                        let is_asked = id.ends.is_some_and(|ends| asking.contains(&ends));
+                        is_asked.then_some(Sought::Request(*number))
+                    }
+                    Stage::Quiet | Stage::Over => None,
+                };
+                awaited.extend(sought.map(|sought| (sought, *number)));
+                continue;
+            }
+            if matches!(id.stage, Stage::Quiet | Stage::Over) {
+                continue;
+            }
+            let peer = names.get(&id.qp).and_then(|(_, peer)| *peer);
+            let by_peer = peer.and_then(|peer| {
+                let listener = all.iter().find(|one| one.queue_pairs.contains(&peer))?;
+                Some((listener, Sought::QueuePair(peer)))
+            });
+            let found = by_peer
+                .filter(|_| id.stage == Stage::Connected(true))
+                .or_else(|| {
+                    let ends = id.ends?;
+                    all.iter().find_map(|listener| {
+                        let asked = listener.requests.iter().find(|asked| asked.ends == ends)?;
+                        id.psns = asked.psns.map(|(receives, sends)| (sends, receives));
+                        Some((listener, Sought::Request(asked.number)))
+                    })
+                });
+            match found {
+                Some((listener, sought)) => {
+                    let port = match id.port_space {
+                        PS_UDP => listener.ports.1,
+                        _ => listener.ports.0,
+                    };
+                    calls.insert(
+                        id.real,
+                        Call::new(*number, sought, (&listener.addresses, port)),
+                    );
                 }
-                _ => {}
+                None if id.stage == Stage::Connecting => unheard.push(*number),
+                // Whose peer has gone is connected to nobody.
+                None => {}
             }
         }
-        if calls.is_empty() && awaited.is_empty() {
+        if calls.is_empty() && awaited.is_empty() && unheard.is_empty() {
             return Ok(());
         }
         let own = open()?;
@@ -243,6 +414,9 @@ impl Things {
             moved.insert(real, call);
         }
         self.exchange(own, moved, awaited)?;
+        for number in unheard {
+            self.ask_again(own, number)?;
+        }
         device::close(own);
         if let Some(listening) = self.manager.listening.take() {
             device::close(listening.device);
@@ -250,11 +424,93 @@ impl Things {
         Ok(())
     }
 
+    /// Queue pairs of ids, by number: what the job calls them, and their peers.
+    fn names_of_ids(
+        &self,
+        process: &Process<Request, Receive>,
+    ) -> BTreeMap<u32, (Name, Option<Name>)> {
+        let named = self.manager.ids.values().filter_map(|id| {
+            let (name, place) = self.name_of(id.qp)?;
+            let pair = process.qps.get(place as usize).and_then(Option::as_ref);
+            let peer = pair.and_then(|pair| pair.peer);
+            Some((id.qp, (name, peer.map(|peer| self.names.canonical(peer)))))
+        });
+        named.collect()
+    }
+
+    /// An id whose request nobody has had asks again, as it has asked.
+    fn ask_again(&mut self, own: RawFd, number: u32) -> Result<(), String> {
+        let Some(id) = self.manager.ids.get(&number).cloned() else {
+            return Ok(());
+        };
+        let Some(channel) = self
+            .manager
+            .channels
+            .get(&id.channel)
+            .map(|channel| channel.real)
+        else {
+            return Ok(());
+        };
+        let moved = |errno| said("an id cannot be moved", errno);
+        migrate(own, id.real, channel).map_err(moved)?;
+        let mut done = Ok(());
+        for bytes in &id.commands {
+            done = done.and_then(|()| repeat(own, id.real, bytes).map(drop));
+        }
+        migrate(channel, id.real, own).map_err(moved)?;
+        let last = self.renewed(&id.last, &id);
+        // SAFETY: a request to connect has no answer.
+        let done = done.and_then(|()| unsafe { device::perform(channel, &last) });
+        if let Err(errno) = done {
+            self.tell(
+                id.channel,
+                EventAnswer {
+                    uid: id.uid,
+                    id: id.real,
+                    event: event::UNREACHABLE,
+                    status: -errno,
+                    ..EventAnswer::default()
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// A command that the program has given for an id, for what is there now.
+    fn renewed(&self, bytes: &[u8], id: &Id) -> Vec<u8> {
+        let mut bytes = of_id(bytes, id.real);
+        let head = size_of::<Header>();
+        if let Ok((header, _)) = Header::read_from_prefix(&bytes)
+            && let Some((_, at)) = QP_AT.into_iter().find(|(of, _)| *of == header.command)
+            && let Some(place) = bytes.get_mut(head + at..head + at + 4)
+        {
+            place.copy_from_slice(&self.real_qp(id.qp).to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// How an id asks for what it had asked for.
+    fn param_of(&self, id: &Id, to: Sought) -> ConnParam {
+        let (qp, data) = (self.real_qp(id.qp), private_data(to));
+        let asked = id.last.get(size_of::<Header>()..);
+        let asked = asked.and_then(|bytes| ConnParam::read_from_prefix(bytes).ok());
+        let default = param(qp, &data);
+        match asked {
+            Some((asked, _)) => ConnParam {
+                qp_num: qp,
+                private_data: default.private_data,
+                private_data_bytes: default.private_data_bytes,
+                ..asked
+            },
+            None => default,
+        }
+    }
+
     fn exchange(
         &mut self,
         own: RawFd,
         mut calls: BTreeMap<u32, Call>,
-        mut awaited: BTreeMap<Name, u32>,
+        mut awaited: BTreeMap<Sought, u32>,
     ) -> Result<(), String> {
         let begun = Instant::now();
         let mut accepted: BTreeMap<u32, u32> = BTreeMap::new();
@@ -304,18 +560,29 @@ impl Things {
                 done.map_err(|errno| said("no route", errno))
             }
             event::ROUTE_RESOLVED => {
-                let qp = self.manager.ids.get(&call.number).map_or(0, |id| id.qp);
+                let (number, sought) = (call.number, call.sought);
+                let Some(id) = self.manager.ids.get(&number) else {
+                    return Ok(());
+                };
                 let request = Connect {
-                    param: param(self.real_qp(qp), &private_data(call.peer)),
+                    param: self.param_of(id, sought),
                     id: event.id,
                     reserved: 0,
                     ece: Ece::default(),
                 };
                 let done = device::ask(own, command::CONNECT, &request);
-                done.map_err(|errno| said("a connection cannot be asked for", errno))
+                done.map_err(|errno| said("a connection cannot be asked for", errno))?;
+                // The answer is the program's.
+                if id.stage == Stage::Connecting {
+                    calls.remove(&event.id);
+                    return self.hand_over(own, event.id, number);
+                }
+                Ok(())
             }
             event::CONNECT_RESPONSE | event::ESTABLISHED => {
-                if event.event == event::CONNECT_RESPONSE {
+                let number = call.number;
+                let stage = self.manager.ids.get(&number).map(|id| id.stage);
+                if event.event == event::CONNECT_RESPONSE && stage != Some(Stage::Answered) {
                     let request = Accept {
                         uid: event.uid,
                         param: ConnParam::default(),
@@ -326,7 +593,6 @@ impl Things {
                     let done = device::ask(own, command::ACCEPT, &request);
                     done.map_err(|errno| said("an answer cannot be taken", errno))?;
                 }
-                let number = call.number;
                 calls.remove(&event.id);
                 self.hand_over(own, event.id, number)
             }
@@ -340,21 +606,21 @@ impl Things {
         &mut self,
         device: RawFd,
         event: &EventAnswer,
-        awaited: &mut BTreeMap<Name, u32>,
+        awaited: &mut BTreeMap<Sought, u32>,
         accepted: &mut BTreeMap<u32, u32>,
     ) -> Result<(), String> {
         match event.event {
             event::CONNECT_REQUEST => {
-                let Ok((conn, _)) = ConnParam::read_from_prefix(event.param.as_bytes()) else {
+                let Some(number) = sought_by(event).and_then(|sought| awaited.remove(&sought))
+                else {
                     return Ok(());
                 };
-                let name = read_private_data(&conn.private_data);
-                let Some(number) = name.and_then(|name| awaited.remove(&name)) else {
+                let Some(id) = self.manager.ids.get(&number).cloned() else {
                     return Ok(());
                 };
-                let Some(id) = self.manager.ids.get(&number) else {
-                    return Ok(());
-                };
+                if matches!(id.stage, Stage::Connecting | Stage::Answered) {
+                    return self.asked_half(device, event.id, number, &id);
+                }
                 let request = Accept {
                     uid: id.uid,
                     param: param(self.real_qp(id.qp), &[]),
@@ -377,6 +643,28 @@ impl Things {
         }
     }
 
+    /// A request that a program is to answer, or has answered, is there again: what comes of it is the program's.
+    fn asked_half(&mut self, device: RawFd, real: u32, number: u32, id: &Id) -> Result<(), String> {
+        if let Some(channel) = self.manager.channels.get(&id.channel) {
+            // It stood for this one until now.
+            let gone: Result<u32, c_int> =
+                device::ask_for(channel.real, command::DESTROY_ID, |response| OfId {
+                    response,
+                    id: id.real,
+                    reserved: 0,
+                });
+            gone.map_err(|errno| said("an id does not go", errno))?;
+        }
+        if id.stage == Stage::Answered {
+            let now = Id { real, ..id.clone() };
+            let bytes = self.renewed(&id.last, &now);
+            // SAFETY: an answer has none itself.
+            let done = unsafe { device::perform(device, &bytes) };
+            done.map_err(|errno| said("a connection cannot be accepted", errno))?;
+        }
+        self.hand_over(device, real, number)
+    }
+
     /// An id below is the program's from here on: its events go to the program's channel.
     fn hand_over(&mut self, from: RawFd, real: u32, number: u32) -> Result<(), String> {
         let Some(id) = self.manager.ids.get_mut(&number) else {
@@ -395,20 +683,18 @@ impl Things {
 struct Call {
     /// The program's number for it.
     number: u32,
-    peer: Name,
+    sought: Sought,
     /// Where its peer may be.
     addresses: Vec<SocketAddr>,
 }
 
 impl Call {
-    fn new(number: u32, peer: Name, listener: &Listener) -> Self {
-        let all = listener.addresses.iter().rev();
+    fn new(number: u32, sought: Sought, (addresses, port): (&[IpAddr], u16)) -> Self {
+        let all = addresses.iter().rev();
         Self {
             number,
-            peer,
-            addresses: all
-                .map(|address| SocketAddr::new(*address, listener.port))
-                .collect(),
+            sought,
+            addresses: all.map(|address| SocketAddr::new(*address, port)).collect(),
         }
     }
 
@@ -426,8 +712,8 @@ impl Call {
             }
         }
         Err(format!(
-            "the connection manager (rdma_cm): {} is nowhere",
-            self.peer
+            "the connection manager (rdma_cm): {:?} is nowhere",
+            self.sought
         ))
     }
 }
@@ -442,11 +728,9 @@ fn migrate(to: RawFd, id: u32, from: RawFd) -> Result<(), c_int> {
     moved.map(drop)
 }
 
-/// Listens at a port of its own, everywhere.
-fn listen(device: RawFd) -> Result<Listener, c_int> {
-    const PS_TCP: u16 = 0x0106;
-    const QPT_RC: u8 = 2;
-    let id = device::create_id(device, 0, PS_TCP, QPT_RC)?;
+/// Listens at a port of its own, everywhere; the port. Events of it have the port space for a name.
+fn listen(device: RawFd, port_space: u16, qp_type: u8) -> Result<u16, c_int> {
+    let id = device::create_id(device, port_space.into(), port_space, qp_type)?;
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
     let bind = BindIp {
         response: 0,
@@ -456,21 +740,12 @@ fn listen(device: RawFd) -> Result<Listener, c_int> {
     device::ask(device, command::BIND_IP, &bind)?;
     let backlog = BACKLOG;
     device::ask(device, command::LISTEN, &Listen { id, backlog })?;
-    let bound: QueryAddrAnswer = device::ask_for(device, command::QUERY, |response| Query {
-        response,
-        id,
-        option: 0,
-    })?;
-    let address = bound
+    let address = addresses(device, id)?
         .source
         .address
         .get()
         .map_err(|error| error.raw_os_error())?;
-    Ok(Listener {
-        queue_pairs: Vec::new(),
-        addresses: own_addresses(),
-        port: address.map_or(0, |address| address.port()),
-    })
+    Ok(address.map_or(0, |address| address.port()))
 }
 
 /// Addresses by which others may reach this process: those of the machine's links, and its own.
@@ -501,27 +776,40 @@ fn own_addresses() -> Vec<IpAddr> {
     all
 }
 
-/// Does a command again that made an id what it is; the event that it came to, if it is one that comes to one.
-fn repeat(real: RawFd, id: u32, bytes: &[u8]) -> Result<Option<u32>, c_int> {
+/// A command of the program's, with the id that is there now.
+fn of_id(bytes: &[u8], id: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    let (header, _) = Header::read_from_prefix(&bytes).map_err(|_| libc::EINVAL)?;
     let head = size_of::<Header>();
-    if let Some(at) = ID_AT.get(header.command as usize).copied().flatten() {
-        bytes[head + at..head + at + 4].copy_from_slice(&id.to_ne_bytes());
+    if let Ok((header, _)) = Header::read_from_prefix(&bytes)
+        && let Some(at) = ID_AT.get(header.command as usize).copied().flatten()
+        && let Some(place) = bytes.get_mut(head + at..head + at + 4)
+    {
+        place.copy_from_slice(&id.to_ne_bytes());
     }
-    // SAFETY: commands that are kept have no room for an answer.
-    unsafe { device::perform(real, &bytes)? };
-    let is_awaited = matches!(
+    bytes
+}
+
+/// Whether a command comes to an event.
+fn is_answered_late(header: &Header) -> bool {
+    matches!(
         header.command,
         command::RESOLVE_IP | command::RESOLVE_ROUTE | command::RESOLVE_ADDR
-    );
-    if !is_awaited {
+    )
+}
+
+/// Does a command again that made an id what it is; the event that it came to, if it is one that comes to one.
+fn repeat(real: RawFd, id: u32, bytes: &[u8]) -> Result<Option<EventAnswer>, c_int> {
+    let bytes = of_id(bytes, id);
+    let (header, _) = Header::read_from_prefix(&bytes).map_err(|_| libc::EINVAL)?;
+    // SAFETY: commands that are kept have no room for an answer.
+    unsafe { device::perform(real, &bytes)? };
+    if !is_answered_late(&header) {
         return Ok(None);
     }
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         match device::take_event(real) {
-            Ok(event) if event.id == id => return Ok(Some(event.event)),
+            Ok(event) if event.id == id => return Ok(Some(event)),
             Ok(_) => {}
             Err(libc::EAGAIN) => std::thread::sleep(LOOK_EVERY),
             Err(errno) => return Err(errno),

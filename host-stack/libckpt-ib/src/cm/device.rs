@@ -16,12 +16,14 @@ pub const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
 /// Commands (`enum rdma_ucm`).
 pub mod command {
     pub const CREATE_ID: u32 = 0;
+    pub const DESTROY_ID: u32 = 1;
     pub const BIND_IP: u32 = 2;
     pub const RESOLVE_IP: u32 = 3;
     pub const RESOLVE_ROUTE: u32 = 4;
     pub const CONNECT: u32 = 6;
     pub const LISTEN: u32 = 7;
     pub const ACCEPT: u32 = 8;
+    pub const INIT_QP_ATTR: u32 = 11;
     pub const GET_EVENT: u32 = 12;
     pub const MIGRATE_ID: u32 = 18;
     pub const QUERY: u32 = 19;
@@ -36,6 +38,7 @@ pub mod event {
     pub const ROUTE_ERROR: u32 = 3;
     pub const CONNECT_REQUEST: u32 = 4;
     pub const CONNECT_RESPONSE: u32 = 5;
+    pub const UNREACHABLE: u32 = 7;
     pub const ESTABLISHED: u32 = 9;
 }
 

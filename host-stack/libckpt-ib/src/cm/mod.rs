@@ -6,22 +6,25 @@
 //!             write(it, GET_EVENT)    an event of the device below, with the ids that the program knows
 //!
 //!   id:  created --bind--> bound --listen--> listening          all of these are made again as they were
-//!           '--resolve--> resolved --connect, accept--> connected
+//!           '--resolve--> resolved --connect--> connecting --accepted--> answered --heard of it--> connected
 //! ```
 //!
 //! What must stay true: ids are below before the program hears of them; an event that was put by is heard of once, before those
 //! that come later.
 
 mod again;
+mod answers;
 mod device;
 
 use std::{
     collections::{BTreeMap, VecDeque},
     ffi::{CStr, c_char, c_int, c_void},
+    net::SocketAddr,
     os::fd::RawFd,
     ptr,
 };
 
+use serde::{Deserialize, Serialize};
 use snaprig_verbs_cm::{
     Call, Command,
     abi::{AhAttr, EventAnswer, Header, QpAttr, UdParam},
@@ -81,10 +84,20 @@ enum Stage {
     Quiet,
     /// One of two is asked, and has not answered yet.
     Connecting,
+    /// It has answered, or has had the answer, and the other of the two does not know that yet.
+    Answered,
     /// It is connected; whether it has asked for that.
     Connected(bool),
     /// It was connected.
     Over,
+}
+
+/// Between whom a connection is, as both know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Ends {
+    asks: SocketAddr,
+    asked: SocketAddr,
+    port_space: u16,
 }
 
 /// An id of the program's.
@@ -103,10 +116,38 @@ struct Id {
     qp: u32,
     /// Commands that made it what it is, as the program wrote them.
     commands: Vec<Vec<u8>>,
+    /// The one by which it has asked, or answered.
+    last: Vec<u8>,
+    /// Between whom the connection is, or is to be.
+    ends: Option<Ends>,
+    /// With what numbers packets begin, of a connection that is not made yet: those that it receives, and those that it sends.
+    psns: Option<(u32, u32)>,
     /// Events of those that have not come yet.
     awaited: u32,
     /// Events that the program was given.
     given: u32,
+}
+
+impl Id {
+    /// One that nothing was done with yet.
+    fn new(channel: RawFd, real: u32, (port_space, qp_type): (u16, u8)) -> Self {
+        Self {
+            channel,
+            real,
+            uid: 0,
+            port_space,
+            qp_type,
+            stage: Stage::Quiet,
+            asks: false,
+            qp: 0,
+            commands: Vec::new(),
+            last: Vec::new(),
+            ends: None,
+            psns: None,
+            awaited: 0,
+            given: 0,
+        }
+    }
 }
 
 /// A channel of the program's.
@@ -173,11 +214,27 @@ impl Manager {
                 }
             }
         }
-        let is_moving = |id: &&Id| id.stage == Stage::Connecting || id.awaited > 0;
-        match things.manager.ids.values().filter(is_moving).count() {
+        let Self { channels, ids, .. } = &mut things.manager;
+        let mut nowhere = 0;
+        for id in ids.values_mut() {
+            let Some(channel) = channels.get(&id.channel) else {
+                continue;
+            };
+            let is_half = matches!(id.stage, Stage::Connecting | Stage::Answered);
+            id.ends = match is_half || id.stage == Stage::Connected(true) {
+                true => again::ends(channel.real, id),
+                false => None,
+            };
+            nowhere += u32::from(is_half && id.ends.is_none());
+            // Who was asked knows both.
+            if is_half && !id.asks && id.psns.is_none() {
+                id.psns = again::psns(channel.real, id.real);
+            }
+        }
+        match nowhere {
             0 => Ok(()),
             count => Err(format!(
-                "{count} ids of the connection manager (rdma_cm) are about to be connected: try again when they are"
+                "{count} ids of the connection manager (rdma_cm) are about to be connected to what has no IP address: try again when they are"
             )),
         }
     }
@@ -205,18 +262,10 @@ impl Things {
                 id.given += 1;
                 (id.port_space, id.qp_type)
             });
+            let id = Id::new(channel, real, (port_space, qp_type));
             event.id = self.manager.put(Id {
-                channel,
-                real,
-                uid: 0,
-                port_space,
-                qp_type,
                 stage: Stage::Connecting,
-                asks: false,
-                qp: 0,
-                commands: Vec::new(),
-                awaited: 0,
-                given: 0,
+                ..id
             });
             return event;
         }
@@ -232,7 +281,7 @@ impl Things {
             | event::ROUTE_ERROR => {
                 id.awaited = id.awaited.saturating_sub(1);
             }
-            event::CONNECT_RESPONSE => {}
+            event::CONNECT_RESPONSE => id.stage = Stage::Answered,
             event::ESTABLISHED if id.port_space == PS_UDP => {
                 id.stage = Stage::Quiet;
                 self.call_sender(&mut event);
@@ -348,18 +397,10 @@ impl Things {
             let at = at.cast::<u32>();
             // SAFETY: the device below has written the id there.
             let real = unsafe { at.read_unaligned() };
+            let id = Id::new(channel, real, (request.port_space, request.qp_type));
             let number = self.manager.put(Id {
-                channel,
-                real,
                 uid: request.uid,
-                port_space: request.port_space,
-                qp_type: request.qp_type,
-                stage: Stage::Quiet,
-                asks: false,
-                qp: 0,
-                commands: Vec::new(),
-                awaited: 0,
-                given: 0,
+                ..id
             });
             // SAFETY: the same.
             unsafe { at.write_unaligned(number) };
@@ -395,30 +436,47 @@ impl Things {
                 }
                 self.manager.ids.remove(&number);
             }
-            Command::BindIp(_) | Command::Bind(_) | Command::Listen(_) => {
-                id.commands.push(bytes.to_vec());
+            Command::BindIp(_) | Command::Bind(_) => {
+                let mut bytes = bytes.to_vec();
+                let real = self
+                    .manager
+                    .channels
+                    .get(&channel)
+                    .map(|channel| channel.real);
+                again::keep_port(&mut bytes, real, id.real);
+                id.commands.push(bytes);
             }
+            Command::Listen(_) => id.commands.push(bytes.to_vec()),
             Command::ResolveIp(_) | Command::ResolveAddr(_) | Command::ResolveRoute(_) => {
                 id.awaited += 1;
                 id.commands.push(bytes.to_vec());
             }
-            Command::Connect(_) => (id.asks, id.stage) = (true, Stage::Connecting),
+            Command::Connect(_) => {
+                (id.asks, id.stage) = (true, Stage::Connecting);
+                id.last = bytes.to_vec();
+            }
             // Who has asked accepts the answer, of which there is no event.
             Command::Accept(_) if id.asks => id.stage = Stage::Connected(true),
             Command::Accept(request) => {
-                id.uid = request.uid;
-                if id.port_space == PS_UDP {
-                    id.stage = Stage::Quiet;
-                }
+                (id.uid, id.stage) = (request.uid, Stage::Answered);
+                id.last = bytes.to_vec();
             }
             Command::Reject(_) | Command::Disconnect(_) => id.stage = Stage::Over,
             Command::MigrateId(_) => id.channel = channel,
+            Command::Query(_) | Command::QueryRoute(_) if self.restarts > 0 => {
+                self.call_answer(call);
+            }
             Command::InitQpAttr(_) if self.restarts > 0 => {
                 let at = at.cast::<QpAttr>();
                 // SAFETY: the device below has written the attributes there.
                 let mut attr = unsafe { at.read_unaligned() };
                 if let Some((name, _)) = self.names.called(attr.ah_attr.dlid, attr.dest_qp_num) {
                     attr.dest_qp_num = name.number;
+                }
+                if let Some(id) = self.manager.ids.get(&number)
+                    && let Some(psns) = id.psns
+                {
+                    (attr.rq_psn, attr.sq_psn) = psns;
                 }
                 self.call_address(&mut attr.ah_attr);
                 // SAFETY: the same.
