@@ -102,6 +102,8 @@ moves! {
     atomics: "ib_write_bw", "ib_atomic_lat -F -n 1000000", "1000000";
     shared_receives: "ibv_rc_pingpong", "ibv_srq_pingpong -c -n 1000000", "1000000 iters in";
     datagrams: "ib_write_bw", "ib_send_lat -F -c UD -n 200000", "200000";
+    connections_of_the_manager: "ib_write_bw", "ib_write_bw -F -R -n 3000000 -s 4096", "3000000";
+    datagrams_of_the_manager: "ib_write_bw", "ib_send_lat -F -R -c UD -n 200000", "200000";
     events: "ibv_rc_pingpong", "ibv_rc_pingpong -c -e -n 50000", "50000 iters in";
 }
 
@@ -111,14 +113,14 @@ moves! {
     not(has_program = "ib_write_bw"),
     ignore = "ib_write_bw is not installed (ci/setup)"
 )]
-fn connections_of_the_manager_stay() {
+fn domains_of_xrc_stay() {
     let _alone = one_job();
-    let program = "ib_write_bw -F -R -n 3000000 -s 4096";
+    let program = "ib_send_bw -F -c XRC -n 3000000 -s 1024";
     let pair = Pair::launched(program, &format!("{program} 10.77.0.1"));
     let refused = ckpt_of(&pair.job(), &["move", "node2", "--to", "node3"]);
     assert!(!refused.status.success());
     let text = pair.ended(program);
-    assert!(text.contains("rdma_cm"), "{text}");
+    assert!(text.contains("domains of XRC"), "{text}");
     assert!(text.matches("3000000").count() >= 2, "{text}");
 }
 

@@ -51,7 +51,9 @@ impl Things {
         match () {
             () if !self.mws.is_empty() => Some("memory windows"),
             () if !self.xrcds.is_empty() || !self.opened.is_empty() => Some("domains of XRC"),
-            () if !self.manager.is_empty() => Some("connections of rdma_cm"),
+            () if self.manager.is_connecting() => {
+                Some("a connection of rdma_cm that is being made")
+            }
             () => None,
         }
     }
@@ -84,7 +86,7 @@ impl Beside {
                 let inline = mem::replace(&mut (*ours).granted, granted).max_inline_data;
                 if made.is_null() {
                     let why = failed("a queue pair cannot be made beside the one that there is");
-                    beside.undo();
+                    beside.undo(state);
                     return Err(why);
                 }
                 context.by_number.insert((*made).qp_num, place);
@@ -97,13 +99,15 @@ impl Beside {
             beside.exchange_qps();
             let names = publish(real, &state.things);
             beside.exchange_qps();
-            match names {
-                Ok(names) => {
-                    let listener = Listener::default();
-                    Ok((beside, Made { names, listener }))
-                }
+            let made = names.and_then(|names| {
+                let State { process, things } = &mut *state;
+                let listener = things.follow(process, moved)?;
+                Ok(Made { names, listener })
+            });
+            match made {
+                Ok(made) => Ok((beside, made)),
                 Err(why) => {
-                    beside.undo();
+                    beside.undo(state);
                     Err(why)
                 }
             }
@@ -126,17 +130,23 @@ impl Beside {
                 settle(process, things, cq, came);
             }
         }
-        self.names = Names::new(all.into_iter().map(|one| one.names), None);
+        let (names, listeners): (Vec<_>, Vec<_>) =
+            all.into_iter().map(|one| (one.names, one.listener)).unzip();
+        self.names = Names::new(names, None);
         // SAFETY: what is in the tables is alive; what was made is exchanged with it, and back.
         unsafe {
             self.exchange(state);
-            let connected = self.connect_exchanged(state);
+            let connected = self.connect_exchanged(state, &listeners);
             self.exchange(state);
             connected
         }
     }
 
-    unsafe fn connect_exchanged(&mut self, state: &mut State) -> Result<(), String> {
+    unsafe fn connect_exchanged(
+        &mut self,
+        state: &mut State,
+        listeners: &[Listener],
+    ) -> Result<(), String> {
         let Some(real) = real() else {
             return Err("there is no libibverbs".into());
         };
@@ -159,7 +169,8 @@ impl Beside {
                 self.ahs.push((*ah, mem::replace(&mut ours.real, made)));
             }
         }
-        Ok(())
+        let State { process, things } = state;
+        things.connect_beside(process, listeners)
     }
 
     /// It is decided: what was made is what there is.
@@ -184,6 +195,7 @@ impl Beside {
             }
             let places: Vec<_> = self.qps.iter().map(|new| new.ours).collect();
             self.free();
+            state.things.change_over_ids()?;
             for ours in places {
                 post_sends(state, &mut *ours)?;
             }
@@ -195,9 +207,10 @@ impl Beside {
     ///
     /// # Safety
     /// As for [`Self::make`].
-    pub unsafe fn undo(mut self) {
+    pub unsafe fn undo(mut self, state: &mut State) {
         // SAFETY: what was made is nobody's.
         unsafe { self.free() };
+        state.things.leave_ids();
     }
 
     /// Frees what is here.

@@ -13,7 +13,7 @@ use std::{
 use procfs::process::{MMapPath, Process};
 use snaprig_ckpt_plugin::Event;
 
-use crate::real::offered;
+use crate::real::{RESTARTED, Real, real};
 
 /// Where the kernel's devices are.
 const DEVICES: &[u8] = b"/dev/infiniband/";
@@ -40,7 +40,7 @@ extern "C" fn region(start: *mut c_void, bytes: usize, data: *mut c_void) {
 
 /// Says what it is.
 pub fn declare(event: &mut Event<'_>) -> Result<(), String> {
-    if let Some(at) = offered(c"snaprig_verbs_owned") {
+    if let Some(at) = real().and_then(|real| real.offered(c"snaprig_verbs_owned")) {
         // SAFETY: the function of this name has this type. It calls the two that it is given, with what it is given for them.
         unsafe {
             let owned = std::mem::transmute::<*mut c_void, Owned>(at);
@@ -76,8 +76,8 @@ pub fn declare(event: &mut Event<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The libibverbs below is told that all of this is gone, and what the new supervisor's environment says.
-pub fn restarted(event: &Event<'_>) {
+/// A libibverbs is told that all of this is gone, and what the new supervisor's environment says.
+pub fn restarted(real: &Real, event: &Event<'_>) {
     struct Asked<'a, 'b> {
         event: &'a Event<'b>,
         answers: Vec<std::ffi::CString>,
@@ -98,7 +98,7 @@ pub fn restarted(event: &Event<'_>) {
             None => std::ptr::null(),
         }
     }
-    if let Some(at) = offered(c"snaprig_verbs_restarted") {
+    if let Some(at) = real.offered(RESTARTED) {
         let mut asked = Asked {
             event,
             answers: Vec::new(),

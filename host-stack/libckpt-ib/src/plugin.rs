@@ -4,6 +4,8 @@ use std::{
     cell::RefCell,
     collections::BTreeSet,
     mem::zeroed,
+    os::unix::ffi::OsStrExt,
+    ptr,
     sync::{Arc, Once},
     time::{Duration, Instant},
 };
@@ -30,7 +32,7 @@ use crate::{
     follow::Beside,
     memory::new_domain,
     owned,
-    real::real,
+    real::{choose, real},
     rebuild::{self, Made},
     state::{Closed, State, close, watch_forks},
 };
@@ -347,7 +349,7 @@ impl Plugin for Verbs {
         };
         if let Some(beside) = held.beside.take() {
             // SAFETY: the lock is held.
-            unsafe { beside.undo() };
+            unsafe { beside.undo(&mut held.state) };
         }
         if let Err(why) = serve_all(&mut held.state) {
             eprintln!("snaprig: receives that waited for a checkpoint are lost: {why}");
@@ -365,9 +367,14 @@ impl Plugin for Verbs {
         }
         with(|held| {
             held.state.things.forget_below();
-            owned::restarted(event);
+            let before = real().ok_or("there is no libibverbs")?;
+            owned::restarted(before, event);
+            choose(event.variable("LD_PRELOAD").unwrap_or_default().as_bytes())?;
+            if let Some(now) = real().filter(|now| !ptr::eq(*now, before)) {
+                owned::restarted(now, event);
+            }
             // SAFETY: the lock is held, and nobody else runs.
-            let made: Made = unsafe { rebuild::make(&mut held.state)? };
+            let made: Made = unsafe { rebuild::make(&mut held.state, event.part(), before)? };
             board::publish_last(event, "made", held.id, &made)
         })
     }
@@ -399,6 +406,9 @@ impl Plugin for Verbs {
                 let windows: Vec<Vec<Key>> = board::collect(event, "windows")?;
                 let names = &mut held.state.things.names;
                 names.add_windows(windows.into_iter().flatten());
+            }
+            if event.part() == Part::Moves {
+                held.state.things.bind_again(true)?;
             }
             // SAFETY: the lock is held, and nobody else runs.
             unsafe { rebuild::refill(&mut held.state) }

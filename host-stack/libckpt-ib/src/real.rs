@@ -1,8 +1,11 @@
 //! The libibverbs below, which the program would have if this library were not there.
 
 use std::{
-    ffi::{CStr, c_int, c_uint, c_void},
-    sync::OnceLock,
+    ffi::{CStr, CString, c_int, c_uint, c_void},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use snaprig_verbs_abi::*;
@@ -11,6 +14,9 @@ use crate::loader::real_dlvsym;
 
 /// The name by which programs ask for it.
 const LIBRARY: &CStr = c"libibverbs.so.1";
+
+/// What libraries of fabrics offer: [`crate::owned::restarted`].
+pub const RESTARTED: &CStr = c"snaprig_verbs_restarted";
 
 // SAFETY: the handle of a library that is never unloaded is good for all threads.
 unsafe impl Send for Real {}
@@ -130,39 +136,66 @@ fn symbol(library: *mut c_void, name: &str, version: &str) -> Result<*mut c_void
     }
 }
 
-fn find() -> Result<Real, String> {
-    // SAFETY: the name is a string; loading the library that the program asks for runs no other code than it would.
-    let library = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+fn load(name: &CStr, flags: c_int) -> Result<Real, String> {
+    // SAFETY: the name is a string; loading the library that the program or its restart asks for runs no other code than it would.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | flags) };
     if library.is_null() {
-        return Err("no libibverbs.so.1 is found".into());
+        return Err(format!("no {} is found", name.to_string_lossy()));
     }
     Real::of(library)
 }
 
-/// What a library offers that is no kernel's, if it does: see `snaprig_verbs`.
-pub fn offered(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: both names are strings; the library is loaded, and stays so.
-    let at = unsafe {
-        let library = libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-        if library.is_null() {
-            return None;
-        }
-        libc::dlsym(library, name.as_ptr())
-    };
-    (!at.is_null()).then_some(at)
+impl Real {
+    /// What this library offers that is no kernel's, if it does: see `snaprig_verbs`.
+    pub fn offered(&self, name: &CStr) -> Option<*mut c_void> {
+        // SAFETY: the name is a string; the library is loaded, and stays so.
+        let at = unsafe { libc::dlsym(self.library, name.as_ptr()) };
+        (!at.is_null()).then_some(at)
+    }
 }
+
+/// The program's own.
+static OWN: OnceLock<Option<Real>> = OnceLock::new();
+/// One that a restart has brought along.
+static BROUGHT: OnceLock<Option<Real>> = OnceLock::new();
+/// Which of them is below.
+static IS_BROUGHT: AtomicBool = AtomicBool::new(false);
 
 /// The libibverbs below; who cannot have it is told why, once.
 pub fn real() -> Option<&'static Real> {
-    static REAL: OnceLock<Option<Real>> = OnceLock::new();
-    let found = REAL.get_or_init(|| {
-        let found = find();
-        if let Err(why) = &found {
-            eprintln!("snaprig: verbs cannot be a part of checkpoints: {why}");
-        }
-        found.ok()
-    });
+    if IS_BROUGHT.load(Relaxed) {
+        return BROUGHT.get()?.as_ref();
+    }
+    own()
+}
+
+fn own() -> Option<&'static Real> {
+    let found = OWN.get_or_init(|| found(load(LIBRARY, libc::RTLD_GLOBAL)));
     found.as_ref()
+}
+
+fn found(loaded: Result<Real, String>) -> Option<Real> {
+    if let Err(why) = &loaded {
+        eprintln!("snaprig: verbs cannot be a part of checkpoints: {why}");
+    }
+    loaded.ok()
+}
+
+/// What is below from a restart on. A program whose own library knows no fabric has that of the fabric that its supervisor is in:
+/// `preload` is what that preloads. Elsewhere it has its own again. Until then no object of another one may be used.
+pub fn choose(preload: &[u8]) -> Result<(), String> {
+    let is_of_fabrics = own().is_some_and(|own| own.offered(RESTARTED).is_some());
+    let mut names = preload.split(|byte| *byte == b':');
+    let name = names.find(|name| !is_of_fabrics && name.ends_with(b"/libibverbs.so.1"));
+    if let Some(name) = name {
+        let name = CString::new(name).map_err(|error| error.to_string())?;
+        let brought = BROUGHT.get_or_init(|| found(load(&name, libc::RTLD_LOCAL)));
+        if brought.is_none() {
+            return Err("the fabric's libibverbs cannot be loaded".into());
+        }
+    }
+    IS_BROUGHT.store(name.is_some(), Relaxed);
+    Ok(())
 }
 
 /// The libibverbs below, for dlsym(3).

@@ -16,6 +16,7 @@ use snaprig_ckpt_ib::{
     queue_pair::{Service, Stage},
     serve,
 };
+use snaprig_ckpt_plugin::Part;
 use snaprig_verbs_abi::*;
 
 use crate::{
@@ -154,18 +155,18 @@ unsafe fn choose_devices(things: &mut Things) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes everything again; what others must know of it.
+/// Makes everything again that stood on the libibverbs `before`; what others must know of it.
 ///
 /// # Safety
 /// Whoever calls has the lock, and no thread of the program runs.
-pub unsafe fn make(state: &mut State) -> Result<Made, String> {
+pub unsafe fn make(state: &mut State, part: Part, before: &Real) -> Result<Made, String> {
     let Some(real) = real() else {
         return Err("there is no libibverbs".into());
     };
     let State { process, things } = state;
     // SAFETY: what is in the tables is alive.
     unsafe {
-        give_up(real, things);
+        give_up(before, things);
         things.restarts += 1;
         choose_devices(things)?;
         for context in things.contexts.iter() {
@@ -198,7 +199,7 @@ pub unsafe fn make(state: &mut State) -> Result<Made, String> {
         }
         make_queues(real, things)?;
     }
-    let listener = things.manage_again()?;
+    let listener = things.manage_again(part == Part::Moves)?;
     let own = process.qps.iter_mut().flatten().map(|qp| &mut qp.receives);
     for queue in own.chain(process.shared.iter_mut().flatten()) {
         queue.unlend_all();

@@ -205,7 +205,7 @@ fn errno(error: io::Error) -> Errno {
 /// The name of a listener's socket. Who listens at all of IPv6 answers for IPv4, too, unless it is
 /// told not to.
 fn name(space: u16, address: IpAddr, port: u16, afonly: bool) -> String {
-    name_on(Node::from_env(), space, address, port, afonly)
+    name_on(node_of_network(), space, address, port, afonly)
 }
 
 fn name_on(node: Option<Node>, space: u16, address: IpAddr, port: u16, afonly: bool) -> String {
@@ -328,6 +328,24 @@ fn receive(from: impl AsFd) -> Arrival {
     }
 }
 
+/// The node whose network this program is in. Who has moved to another one's HCAs has taken its network along, and others know it
+/// by that. None: it is on no node.
+fn node_of_network() -> Option<Node> {
+    let own = Node::from_env()?;
+    let is_here = |node: &Node| is_own(node.address().into());
+    if is_here(&own) {
+        return Some(own);
+    }
+    let mut all = (1..).map_while(|number| own.other(number));
+    // Where nodes have no networks of their own there is none.
+    Some(all.find(is_here).unwrap_or(own))
+}
+
+/// Only an address of one's own can be bound.
+fn is_own(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
 /// The node with an address: that of this program, unless it is another's. None: this program is on no node.
 fn node_at(address: IpAddr) -> Option<Node> {
     let own = Node::from_env()?;
@@ -343,7 +361,7 @@ fn node_at(address: IpAddr) -> Option<Node> {
             by_tcp()
         }
     });
-    Some(other.unwrap_or(own))
+    other.or_else(node_of_network)
 }
 
 /// How nodes reach each other, if each has a daemon of its own.
@@ -354,7 +372,7 @@ fn tcp() -> Option<Tcp> {
 /// The node with an address, if another daemon than this program's has it.
 fn elsewhere(address: IpAddr) -> Option<u32> {
     let (tcp, node) = (tcp()?, node_at(address)?);
-    let is_elsewhere = Some(node) != Node::from_env() && node.number <= tcp.addresses.count();
+    let is_elsewhere = Some(node) != node_of_network() && node.number <= tcp.addresses.count();
     is_elsewhere.then_some(node.number)
 }
 
@@ -365,7 +383,7 @@ fn node_route(target: IpAddr) -> Option<IpAddr> {
     };
     let own = Node::from_env()?;
     own.at(target)?;
-    Some(own.address().into())
+    Some(node_of_network()?.address().into())
 }
 
 /// Is it an address of this machine, or of a node of the fabric?
@@ -374,14 +392,17 @@ fn is_local(address: IpAddr) -> bool {
     if is_unspecific || node_route(address).is_some() {
         return true;
     }
-    // Only an address of one's own can be bound.
-    UdpSocket::bind((address, 0)).is_ok()
+    is_own(address)
 }
 
 /// Of `all` HCAs the first one of the node with that address, or the lowest that this program sees; 127.0.0.N+1 is number
 /// N of those.
 fn hca_of(address: IpAddr, all: u32) -> u32 {
-    let hcas = node_at(address).map_or(0..all, |node| node.hcas(all));
+    let node = match node_at(address) {
+        node if node == node_of_network() => Node::from_env(),
+        node => node,
+    };
+    let hcas = node.map_or(0..all, |node| node.hcas(all));
     match address {
         IpAddr::V4(v4) if v4.is_loopback() => {
             let number = u32::from(v4) & 0xff_ffff;

@@ -102,6 +102,17 @@ pub struct Listening {
     device: RawFd,
 }
 
+/// Connections of a process that stays with those that move, beside what there is.
+#[derive(Debug, Default)]
+pub struct Follows {
+    /// Ids that are connected so.
+    numbers: BTreeSet<u32>,
+    /// A device of our own.
+    own: Option<RawFd>,
+    /// For which id, on which device, what was made.
+    made: Vec<(u32, RawFd, u32)>,
+}
+
 fn said(what: &str, errno: c_int) -> String {
     let error = std::io::Error::from_raw_os_error(errno);
     format!("the connection manager (rdma_cm): {what}: {error}")
@@ -231,8 +242,9 @@ impl Things {
         Some((Name { port, number }, place))
     }
 
-    /// Opens devices again, and makes ids again that are not connected; listens for those that were asked.
-    pub fn manage_again(&mut self) -> Result<Listener, String> {
+    /// Opens devices again, and makes ids again that are not connected; listens for those that were asked. In a move (`moves`) who
+    /// was there listens as yet: what ids are bound to, and have resolved, waits for [`Self::bind_again`].
+    pub fn manage_again(&mut self, moves: bool) -> Result<Listener, String> {
         for channel in self.manager.channels.values_mut() {
             // What was open is another file now, of ours.
             device::close(channel.real);
@@ -246,7 +258,7 @@ impl Things {
             let Some(id) = self.manager.ids.get(&number).cloned() else {
                 continue;
             };
-            if id.asks {
+            if id.asks && !matches!(id.stage, Stage::Quiet | Stage::Over) {
                 own.asking.extend(id.ends);
             }
             match id.stage {
@@ -265,21 +277,30 @@ impl Things {
                 _ => self.make_again(number, &id)?,
             }
         }
+        if !moves {
+            self.bind_again(false)?;
+        }
+        self.listen_for(&mut own)?;
+        Ok(own)
+    }
+
+    /// Listens for those that were asked, if some were.
+    fn listen_for(&mut self, own: &mut Listener) -> Result<(), String> {
         if own.queue_pairs.is_empty() && own.requests.is_empty() {
-            return Ok(own);
+            return Ok(());
         }
         let device = open()?;
+        self.manager.listening = Some(Listening { device });
         let port = |space, kind| {
             let port = listen(device, space, kind);
             port.map_err(|errno| said("nobody can be heard", errno))
         };
         own.ports = (port(PS_TCP, QPT_RC)?, port(PS_UDP, QPT_UD)?);
         own.addresses = own_addresses();
-        self.manager.listening = Some(Listening { device });
-        Ok(own)
+        Ok(())
     }
 
-    /// Makes an id, and does again what made it what it was.
+    /// Makes an id.
     fn make_again(&mut self, number: u32, id: &Id) -> Result<(), String> {
         let Some(real) = self
             .manager
@@ -294,17 +315,46 @@ impl Things {
         if let Some(id) = self.manager.ids.get_mut(&number) {
             id.real = new;
         }
-        if id.stage != Stage::Quiet {
+        Ok(())
+    }
+
+    /// Does again what made ids what they were that are not connected. In a move, once the others are gone that were bound alike.
+    pub fn bind_again(&mut self, moves: bool) -> Result<(), String> {
+        let all = self.manager.ids.values();
+        let all = all.filter(|id| id.stage == Stage::Quiet && !id.commands.is_empty());
+        let all: Vec<Id> = all.cloned().collect();
+        if all.is_empty() {
             return Ok(());
         }
+        let own = open()?;
+        for id in &all {
+            self.repeat_all(own, id, moves)?;
+        }
+        device::close(own);
+        Ok(())
+    }
+
+    /// On a device of our own, so that no event of another id is in the way.
+    fn repeat_all(&mut self, own: RawFd, id: &Id, waits: bool) -> Result<(), String> {
+        let Some(channel) = self.manager.channels.get(&id.channel) else {
+            return Ok(());
+        };
+        let channel = channel.real;
+        let moved = |errno| said("an id cannot be moved", errno);
+        migrate(own, id.real, channel).map_err(moved)?;
         let is_resolving = |bytes: &&Vec<u8>| {
             Header::read_from_prefix(bytes).is_ok_and(|(header, _)| is_answered_late(&header))
         };
         // The last ones are those that the program has not heard of.
         let mut known = id.commands.iter().filter(is_resolving).count();
         known = known.saturating_sub(id.awaited as usize);
+        let begun = Instant::now();
         for bytes in &id.commands {
-            let done = repeat(real, new, bytes);
+            let mut done = repeat(own, id.real, bytes);
+            while waits && done.is_err() && begun.elapsed() < PATIENCE {
+                std::thread::sleep(LOOK_EVERY);
+                done = repeat(own, id.real, bytes);
+            }
             let Some(event) = done.map_err(|errno| said("an id cannot be bound again", errno))?
             else {
                 continue;
@@ -319,7 +369,7 @@ impl Things {
                 break;
             }
         }
-        Ok(())
+        migrate(channel, id.real, own).map_err(moved)
     }
 
     /// The program has an event of an id below.
@@ -337,12 +387,49 @@ impl Things {
         process: &Process<Request, Receive>,
         all: &[Listener],
     ) -> Result<(), String> {
+        let numbers = self.manager.ids.keys().copied().collect();
+        let (calls, awaited, unheard) = self.find_ends(process, all, &numbers);
+        if calls.is_empty() && awaited.is_empty() && unheard.is_empty() {
+            return Ok(());
+        }
+        let own = open()?;
+        // Ids that ask do so on a device of our own, so that their events are nobody's.
+        let mut asking = BTreeMap::new();
+        for mut call in calls {
+            let Some(id) = self.manager.ids.get(&call.number) else {
+                continue;
+            };
+            let Some(channel) = self.manager.channels.get(&id.channel) else {
+                continue;
+            };
+            let on = migrate(own, id.real, channel.real);
+            on.map_err(|errno| said("an id cannot be moved", errno))?;
+            call.next(own, id.real)?;
+            asking.insert(id.real, call);
+        }
+        self.exchange(own, asking, awaited)?;
+        for number in unheard {
+            self.ask_again(own, number)?;
+        }
+        device::close(own);
+        if let Some(listening) = self.manager.listening.take() {
+            device::close(listening.device);
+        }
+        Ok(())
+    }
+
+    /// Where ids find the other ends of their connections: those that ask, those that are asked, and those whose request nobody has.
+    fn find_ends(
+        &mut self,
+        process: &Process<Request, Receive>,
+        all: &[Listener],
+        numbers: &BTreeSet<u32>,
+    ) -> (Vec<Call>, BTreeMap<Sought, u32>, Vec<u32>) {
         let names = self.names_of_ids(process);
-        let mut calls: BTreeMap<u32, Call> = BTreeMap::new();
-        let mut awaited: BTreeMap<Sought, u32> = BTreeMap::new();
-        let mut unheard = Vec::new();
+        let (mut calls, mut awaited, mut unheard) = (Vec::new(), BTreeMap::new(), Vec::new());
         let asking: BTreeSet<&Ends> = all.iter().flat_map(|one| &one.asking).collect();
-        for (number, id) in &mut self.manager.ids {
+        let ids = self.manager.ids.iter_mut();
+        for (number, id) in ids.filter(|(number, _)| numbers.contains(number)) {
             if !id.asks {
                 let sought = match id.stage {
                     Stage::Connected(_) => {
@@ -365,63 +452,113 @@ impl Things {
                 let listener = all.iter().find(|one| one.queue_pairs.contains(&peer))?;
                 Some((listener, Sought::QueuePair(peer)))
             });
-            let found = by_peer
-                .filter(|_| id.stage == Stage::Connected(true))
-                .or_else(|| {
-                    let ends = id.ends?;
-                    all.iter().find_map(|listener| {
-                        let asked = listener.requests.iter().find(|asked| asked.ends == ends)?;
-                        id.psns = asked.psns.map(|(receives, sends)| (sends, receives));
-                        Some((listener, Sought::Request(asked.number)))
-                    })
-                });
+            let by_peer = by_peer.filter(|_| id.stage == Stage::Connected(true));
+            let found = by_peer.or_else(|| {
+                let ends = id.ends?;
+                all.iter().find_map(|listener| {
+                    let asked = listener.requests.iter().find(|asked| asked.ends == ends)?;
+                    id.psns = asked.psns.map(|(receives, sends)| (sends, receives));
+                    Some((listener, Sought::Request(asked.number)))
+                })
+            });
             match found {
                 Some((listener, sought)) => {
                     let port = match id.port_space {
                         PS_UDP => listener.ports.1,
                         _ => listener.ports.0,
                     };
-                    calls.insert(
-                        id.real,
-                        Call::new(*number, sought, (&listener.addresses, port)),
-                    );
+                    calls.push(Call::new(*number, sought, (&listener.addresses, port)));
                 }
                 None if id.stage == Stage::Connecting => unheard.push(*number),
                 // Whose peer has gone is connected to nobody.
                 None => {}
             }
         }
-        if calls.is_empty() && awaited.is_empty() && unheard.is_empty() {
-            return Ok(());
-        }
-        let own = open()?;
-        // Ids that ask do so on a device of our own, so that their events are nobody's.
-        let asking: Vec<u32> = calls.keys().copied().collect();
-        let mut moved = BTreeMap::new();
-        for real in asking {
-            let Some(mut call) = calls.remove(&real) else {
+        (calls, awaited, unheard)
+    }
+
+    /// Others move, of whose queue pairs these are the names: ids that are connected with them, and where those are listened for
+    /// that were asked.
+    pub fn follow(
+        &mut self,
+        process: &Process<Request, Receive>,
+        moved: &BTreeSet<Name>,
+    ) -> Result<Listener, String> {
+        let names = self.names_of_ids(process);
+        let mut own = Listener::default();
+        let mut follows = Follows::default();
+        for (number, id) in &self.manager.ids {
+            let named = names.get(&id.qp);
+            let Some((name, _)) =
+                named.filter(|(_, peer)| peer.is_some_and(|peer| moved.contains(&peer)))
+            else {
                 continue;
             };
+            if let Stage::Connected(asks) = id.stage {
+                follows.numbers.insert(*number);
+                own.queue_pairs.extend((!asks).then_some(*name));
+            }
+        }
+        if !follows.numbers.is_empty() {
+            follows.own = Some(open()?);
+        }
+        self.manager.follows = Some(follows);
+        self.listen_for(&mut own)?;
+        Ok(own)
+    }
+
+    /// Connects with those that move, beside what there is.
+    pub fn connect_beside(
+        &mut self,
+        process: &Process<Request, Receive>,
+        all: &[Listener],
+    ) -> Result<(), String> {
+        let Some(follows) = &self.manager.follows else {
+            return Ok(());
+        };
+        let Some(own) = follows.own else {
+            return Ok(());
+        };
+        let numbers = follows.numbers.clone();
+        let (calls, awaited, _) = self.find_ends(process, all, &numbers);
+        let mut asking = BTreeMap::new();
+        for mut call in calls {
             let Some(id) = self.manager.ids.get(&call.number) else {
                 continue;
             };
-            let Some(channel) = self.manager.channels.get(&id.channel) else {
+            let made = device::create_id(own, id.uid, id.port_space, id.qp_type);
+            let real = made.map_err(|errno| said("an id cannot be made again", errno))?;
+            call.next(own, real)?;
+            asking.insert(real, call);
+        }
+        self.exchange(own, asking, awaited)
+    }
+
+    /// It is decided that they move: what was made takes the place of what there was.
+    pub fn change_over_ids(&mut self) -> Result<(), String> {
+        let made = self
+            .manager
+            .follows
+            .as_mut()
+            .map(|follows| std::mem::take(&mut follows.made));
+        for (number, from, real) in made.into_iter().flatten() {
+            let Some(id) = self.manager.ids.get(&number) else {
                 continue;
             };
-            let on = migrate(own, real, channel.real);
-            on.map_err(|errno| said("an id cannot be moved", errno))?;
-            call.next(own, real)?;
-            moved.insert(real, call);
+            self.destroy_below(id)?;
+            self.hand_over_to(number, from, real)?;
         }
-        self.exchange(own, moved, awaited)?;
-        for number in unheard {
-            self.ask_again(own, number)?;
-        }
-        device::close(own);
-        if let Some(listening) = self.manager.listening.take() {
-            device::close(listening.device);
-        }
+        self.leave_ids();
         Ok(())
+    }
+
+    /// What was made beside goes, or is where it belongs.
+    pub fn leave_ids(&mut self) {
+        let own = self.manager.follows.take().and_then(|follows| follows.own);
+        let listening = self.manager.listening.take().map(|one| one.device);
+        for device in own.into_iter().chain(listening) {
+            device::close(device);
+        }
     }
 
     /// Queue pairs of ids, by number: what the job calls them, and their peers.
@@ -645,16 +782,8 @@ impl Things {
 
     /// A request that a program is to answer, or has answered, is there again: what comes of it is the program's.
     fn asked_half(&mut self, device: RawFd, real: u32, number: u32, id: &Id) -> Result<(), String> {
-        if let Some(channel) = self.manager.channels.get(&id.channel) {
-            // It stood for this one until now.
-            let gone: Result<u32, c_int> =
-                device::ask_for(channel.real, command::DESTROY_ID, |response| OfId {
-                    response,
-                    id: id.real,
-                    reserved: 0,
-                });
-            gone.map_err(|errno| said("an id does not go", errno))?;
-        }
+        // It stood for this one until now.
+        self.destroy_below(id)?;
         if id.stage == Stage::Answered {
             let now = Id { real, ..id.clone() };
             let bytes = self.renewed(&id.last, &now);
@@ -665,8 +794,32 @@ impl Things {
         self.hand_over(device, real, number)
     }
 
-    /// An id below is the program's from here on: its events go to the program's channel.
+    /// What stands for an id goes, and its events.
+    fn destroy_below(&self, id: &Id) -> Result<(), String> {
+        let Some(channel) = self.manager.channels.get(&id.channel) else {
+            return Ok(());
+        };
+        let gone: Result<u32, c_int> =
+            device::ask_for(channel.real, command::DESTROY_ID, |response| OfId {
+                response,
+                id: id.real,
+                reserved: 0,
+            });
+        gone.map(drop)
+            .map_err(|errno| said("an id does not go", errno))
+    }
+
+    /// An id below is the program's from here on; where others move, once that is decided.
     fn hand_over(&mut self, from: RawFd, real: u32, number: u32) -> Result<(), String> {
+        if let Some(follows) = &mut self.manager.follows {
+            follows.made.push((number, from, real));
+            return Ok(());
+        }
+        self.hand_over_to(number, from, real)
+    }
+
+    /// Its events go to the program's channel.
+    fn hand_over_to(&mut self, number: u32, from: RawFd, real: u32) -> Result<(), String> {
         let Some(id) = self.manager.ids.get_mut(&number) else {
             return Ok(());
         };

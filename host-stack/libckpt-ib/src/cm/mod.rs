@@ -148,6 +148,16 @@ impl Id {
             given: 0,
         }
     }
+
+    /// Whether one of two knows more of a connection than the other.
+    fn is_half(&self) -> bool {
+        match self.stage {
+            Stage::Connecting => true,
+            // Nobody says that he has heard the answer about datagrams.
+            Stage::Answered => self.port_space != PS_UDP,
+            _ => false,
+        }
+    }
 }
 
 /// A channel of the program's.
@@ -168,6 +178,8 @@ pub struct Manager {
     ids: BTreeMap<u32, Id>,
     /// In a restart: where those that were asked are asked again.
     listening: Option<again::Listening>,
+    /// While others move, until that is decided.
+    follows: Option<again::Follows>,
 }
 
 /// The program's descriptors of channels: what is none of them is left alone, without the lock, which the libibverbs below may have
@@ -175,9 +187,10 @@ pub struct Manager {
 static CHANNELS: Descriptors = Descriptors::new();
 
 impl Manager {
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.ids.is_empty()
+    /// Whether some are neither quiet nor connected.
+    pub fn is_connecting(&self) -> bool {
+        let mut ids = self.ids.values();
+        ids.any(|id| id.is_half() || id.awaited > 0)
     }
 
     fn real_id(&self, id: u32) -> u32 {
@@ -220,14 +233,10 @@ impl Manager {
             let Some(channel) = channels.get(&id.channel) else {
                 continue;
             };
-            let is_half = matches!(id.stage, Stage::Connecting | Stage::Answered);
-            id.ends = match is_half || id.stage == Stage::Connected(true) {
-                true => again::ends(channel.real, id),
-                false => None,
-            };
-            nowhere += u32::from(is_half && id.ends.is_none());
+            id.ends = again::ends(channel.real, id);
+            nowhere += u32::from(id.is_half() && id.ends.is_none());
             // Who was asked knows both.
-            if is_half && !id.asks && id.psns.is_none() {
+            if id.is_half() && !id.asks && id.psns.is_none() {
                 id.psns = again::psns(channel.real, id.real);
             }
         }
