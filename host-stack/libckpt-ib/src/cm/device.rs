@@ -6,10 +6,15 @@ use std::{
     ptr,
 };
 
-use snaprig_verbs_cm::abi::{EventAnswer, Header, IdAnswer};
+use snaprig_verbs_cm::abi::{
+    EventAnswer, Header, IdAnswer, InitQpAttr, OfId, QpAttr, Query, QueryAddrAnswer,
+};
 use snaprig_versioned::next;
 use zerocopy::{Immutable, IntoBytes};
 
+/// `enum ibv_qp_state`.
+const RTR: u32 = 2;
+const RTS: u32 = 3;
 /// Where the device is.
 pub const DEVICE: &CStr = c"/dev/infiniband/rdma_cm";
 
@@ -159,4 +164,37 @@ pub fn take_event(real: RawFd) -> Result<EventAnswer, c_int> {
     ask_for(real, command::GET_EVENT, |response| {
         snaprig_verbs_cm::abi::GetEvent { response }
     })
+}
+
+/// Moves an id to a device.
+pub fn migrate(to: RawFd, id: u32, from: RawFd) -> Result<(), c_int> {
+    let moved: Result<u32, c_int> = ask_for(to, command::MIGRATE_ID, |response| OfId {
+        response,
+        id,
+        reserved: from as u32,
+    });
+    moved.map(drop)
+}
+
+/// Between which addresses an id is.
+pub fn addresses(real: RawFd, id: u32) -> Result<QueryAddrAnswer, c_int> {
+    ask_for(real, command::QUERY, |response| Query {
+        response,
+        id,
+        option: 0,
+    })
+}
+
+/// With what numbers packets begin of a connection that an id is asked for: those that it receives, and those that it sends.
+pub fn psns(real: RawFd, id: u32) -> Option<(u32, u32)> {
+    let attr = |qp_state| {
+        let asked: Result<QpAttr, c_int> =
+            ask_for(real, command::INIT_QP_ATTR, |response| InitQpAttr {
+                response,
+                id,
+                qp_state,
+            });
+        asked.ok()
+    };
+    Some((attr(RTR)?.rq_psn, attr(RTS)?.sq_psn))
 }

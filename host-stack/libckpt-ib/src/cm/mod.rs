@@ -15,6 +15,8 @@
 mod again;
 mod answers;
 mod device;
+mod exchange;
+mod follow;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -179,7 +181,7 @@ pub struct Manager {
     /// In a restart: where those that were asked are asked again.
     listening: Option<again::Listening>,
     /// While others move, until that is decided.
-    follows: Option<again::Follows>,
+    follows: Option<follow::Follows>,
 }
 
 /// The program's descriptors of channels: what is none of them is left alone, without the lock, which the libibverbs below may have
@@ -237,7 +239,7 @@ impl Manager {
             nowhere += u32::from(id.is_half() && id.ends.is_none());
             // Who was asked knows both.
             if id.is_half() && !id.asks && id.psns.is_none() {
-                id.psns = again::psns(channel.real, id.real);
+                id.psns = device::psns(channel.real, id.real);
             }
         }
         match nowhere {
