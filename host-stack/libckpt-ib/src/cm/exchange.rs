@@ -61,7 +61,7 @@ fn read_private_data(data: &[u8]) -> Option<Sought> {
     })
 }
 
-/// What a request that has come to one of [`listen`] is for.
+/// What a request is for that has come to who listens for such ([`super::again`]).
 fn sought_by(request: &EventAnswer) -> Option<Sought> {
     let param = request.param.as_bytes();
     if request.uid == u64::from(PS_UDP) {
