@@ -33,6 +33,8 @@ const FIRST_NUMBER: u32 = 0x10;
 const NO_KEY: u32 = u32::MAX;
 /// How many receives a short queue holds.
 const NARROW: u32 = 2;
+/// The same of one that is shared: connections that lose packets may each keep one for a message whose end does not come.
+const NARROW_SHARED: u32 = 16;
 /// Regions are told apart by their addresses.
 const REGION_SHIFT: u32 = 32;
 /// Where a mark's atomic puts what it fetches.
@@ -157,14 +159,6 @@ impl Hardware {
         }
     }
 
-    /// How many receives a shared queue of its holds at once.
-    fn receives_max(&self) -> u32 {
-        match self.is_narrow {
-            true => NARROW,
-            false => 1024,
-        }
-    }
-
     pub fn slot(&self) -> u32 {
         self.node.process
     }
@@ -230,7 +224,7 @@ impl Hardware {
         let domain = world.make(self.slot(), &Control::OpenXrcd { hca, file });
         let request = Control::CreateSrq {
             pd: self.node.pd,
-            slots: self.receives_max(),
+            slots: if self.is_narrow { NARROW } else { 1024 },
             sges: 4,
             limit: 0,
             xrc: Some((domain, self.node.cq)),
@@ -257,7 +251,7 @@ impl Hardware {
         if is_shared && self.shared.is_none() {
             let request = Control::CreateSrq {
                 pd: self.node.pd,
-                slots: self.receives_max(),
+                slots: if self.is_narrow { NARROW_SHARED } else { 1024 },
                 sges: 4,
                 limit: 2,
                 xrc: None,
