@@ -32,6 +32,7 @@ use zerocopy::FromBytes;
 use super::{
     Ends, ID_AT, Id, PS_UDP, QP_AT, Stage,
     device::{self, command, event},
+    put_word,
 };
 use crate::{
     objects::{Context, does_not_wait},
@@ -84,6 +85,11 @@ pub struct Listening {
 pub fn said(what: &str, errno: c_int) -> String {
     let error = std::io::Error::from_raw_os_error(errno);
     format!("the connection manager (rdma_cm): {what}: {error}")
+}
+
+/// Moves an id to a device.
+pub fn migrate(to: RawFd, id: u32, from: RawFd) -> Result<(), String> {
+    device::migrate(to, id, from).map_err(|errno| said("an id cannot be moved", errno))
 }
 
 /// A device that does not wait.
@@ -156,7 +162,7 @@ impl Things {
             let Some(id) = self.manager.ids.get(&number).cloned() else {
                 continue;
             };
-            if id.asks && !matches!(id.stage, Stage::Quiet | Stage::Over) {
+            if id.asks {
                 own.asking.extend(id.ends);
             }
             match id.stage {
@@ -200,12 +206,7 @@ impl Things {
 
     /// Makes an id.
     fn make_again(&mut self, number: u32, id: &Id) -> Result<(), String> {
-        let Some(real) = self
-            .manager
-            .channels
-            .get(&id.channel)
-            .map(|channel| channel.real)
-        else {
+        let Some(real) = self.manager.device_of(id) else {
             return Ok(());
         };
         let made = device::create_id(real, id.uid, id.port_space, id.qp_type);
@@ -234,12 +235,10 @@ impl Things {
 
     /// On a device of our own, so that no event of another id is in the way.
     fn repeat_all(&mut self, own: RawFd, id: &Id, waits: bool) -> Result<(), String> {
-        let Some(channel) = self.manager.channels.get(&id.channel) else {
+        let Some(channel) = self.manager.device_of(id) else {
             return Ok(());
         };
-        let channel = channel.real;
-        let moved = |errno| said("an id cannot be moved", errno);
-        device::migrate(own, id.real, channel).map_err(moved)?;
+        migrate(own, id.real, channel)?;
         let is_resolving = |bytes: &&Vec<u8>| {
             Header::read_from_prefix(bytes).is_ok_and(|(header, _)| is_answered_late(&header))
         };
@@ -267,7 +266,7 @@ impl Things {
                 break;
             }
         }
-        device::migrate(channel, id.real, own).map_err(moved)
+        migrate(channel, id.real, own)
     }
 
     /// The program has an event of an id below.
@@ -297,11 +296,10 @@ impl Things {
             let Some(id) = self.manager.ids.get(&call.number) else {
                 continue;
             };
-            let Some(channel) = self.manager.channels.get(&id.channel) else {
+            let Some(channel) = self.manager.device_of(id) else {
                 continue;
             };
-            let on = device::migrate(own, id.real, channel.real);
-            on.map_err(|errno| said("an id cannot be moved", errno))?;
+            migrate(own, id.real, channel)?;
             call.next(own, id.real)?;
             asking.insert(id.real, call);
         }
@@ -335,21 +333,15 @@ impl Things {
         let Some(id) = self.manager.ids.get(&number).cloned() else {
             return Ok(());
         };
-        let Some(channel) = self
-            .manager
-            .channels
-            .get(&id.channel)
-            .map(|channel| channel.real)
-        else {
+        let Some(channel) = self.manager.device_of(&id) else {
             return Ok(());
         };
-        let moved = |errno| said("an id cannot be moved", errno);
-        device::migrate(own, id.real, channel).map_err(moved)?;
+        migrate(own, id.real, channel)?;
         let mut done = Ok(());
         for bytes in &id.commands {
             done = done.and_then(|()| repeat(own, id.real, bytes).map(drop));
         }
-        device::migrate(channel, id.real, own).map_err(moved)?;
+        migrate(channel, id.real, own)?;
         let last = self.renewed(&id.last, &id);
         // SAFETY: a request to connect has no answer.
         let done = done.and_then(|()| unsafe { device::perform(channel, &last) });
@@ -371,12 +363,10 @@ impl Things {
     /// A command that the program has given for an id, for what is there now.
     pub(super) fn renewed(&self, bytes: &[u8], id: &Id) -> Vec<u8> {
         let mut bytes = of_id(bytes, id.real);
-        let head = size_of::<Header>();
         if let Ok((header, _)) = Header::read_from_prefix(&bytes)
             && let Some((_, at)) = QP_AT.into_iter().find(|(of, _)| *of == header.command)
-            && let Some(place) = bytes.get_mut(head + at..head + at + 4)
         {
-            place.copy_from_slice(&self.real_qp(id.qp).to_ne_bytes());
+            put_word(&mut bytes, at, self.real_qp(id.qp));
         }
         bytes
     }
@@ -433,12 +423,10 @@ fn own_addresses() -> Vec<IpAddr> {
 /// A command of the program's, with the id that is there now.
 fn of_id(bytes: &[u8], id: u32) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
-    let head = size_of::<Header>();
     if let Ok((header, _)) = Header::read_from_prefix(&bytes)
         && let Some(at) = ID_AT.get(header.command as usize).copied().flatten()
-        && let Some(place) = bytes.get_mut(head + at..head + at + 4)
     {
-        place.copy_from_slice(&id.to_ne_bytes());
+        put_word(&mut bytes, at, id);
     }
     bytes
 }

@@ -19,8 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Ends, Id, PS_UDP, Stage,
-    again::{LOOK_EVERY, Listener, PATIENCE, said},
-    device::{self, command, event, migrate},
+    again::{LOOK_EVERY, Listener, PATIENCE, migrate, said},
+    device::{self, command, event},
 };
 use crate::state::{Receive, Request, Things};
 
@@ -356,11 +356,11 @@ impl Things {
 
     /// What stands for an id goes, and its events.
     pub(super) fn destroy_below(&self, id: &Id) -> Result<(), String> {
-        let Some(channel) = self.manager.channels.get(&id.channel) else {
+        let Some(channel) = self.manager.device_of(id) else {
             return Ok(());
         };
         let gone: Result<u32, c_int> =
-            device::ask_for(channel.real, command::DESTROY_ID, |response| OfId {
+            device::ask_for(channel, command::DESTROY_ID, |response| OfId {
                 response,
                 id: id.real,
                 reserved: 0,
@@ -384,10 +384,9 @@ impl Things {
             return Ok(());
         };
         id.real = real;
-        let Some(channel) = self.manager.channels.get(&id.channel) else {
-            return Ok(());
-        };
-        let on = migrate(channel.real, real, from);
-        on.map_err(|errno| said("an id cannot be moved", errno))
+        match self.manager.channels.get(&id.channel) {
+            Some(channel) => migrate(channel.real, real, from),
+            None => Ok(()),
+        }
     }
 }

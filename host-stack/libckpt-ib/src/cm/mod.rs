@@ -195,6 +195,12 @@ impl Manager {
         ids.any(|id| id.is_half() || id.awaited > 0)
     }
 
+    /// The device below that an id is on.
+    fn device_of(&self, id: &Id) -> Option<RawFd> {
+        let channel = self.channels.get(&id.channel)?;
+        Some(channel.real)
+    }
+
     fn real_id(&self, id: u32) -> u32 {
         self.ids.get(&id).map_or(id, |id| id.real)
     }
@@ -235,7 +241,12 @@ impl Manager {
             let Some(channel) = channels.get(&id.channel) else {
                 continue;
             };
-            id.ends = again::ends(channel.real, id);
+            id.ends = match id.stage {
+                Stage::Connecting | Stage::Answered | Stage::Connected(true) => {
+                    again::ends(channel.real, id)
+                }
+                Stage::Connected(false) | Stage::Quiet | Stage::Over => None,
+            };
             nowhere += u32::from(id.is_half() && id.ends.is_none());
             // Who was asked knows both.
             if id.is_half() && !id.asks && id.psns.is_none() {
@@ -363,14 +374,11 @@ impl Things {
             return Ok(());
         }
         let mut below = bytes.to_vec();
-        let head = size_of::<Header>();
         let word = |at: usize| {
             let bytes = request.get(at..at + 4)?;
             Some(u32::from_ne_bytes(bytes.try_into().ok()?))
         };
-        let mut put = |at: usize, word: u32| {
-            below[head + at..head + at + 4].copy_from_slice(&word.to_ne_bytes());
-        };
+        let mut put = |at, word| put_word(&mut below, at, word);
         let id_at = ID_AT.get(number as usize).copied().flatten();
         let id = id_at.and_then(word);
         if let (Some(at), Some(id)) = (id_at, id) {
@@ -495,6 +503,14 @@ impl Things {
             }
             _ => {}
         }
+    }
+}
+
+/// Puts a word into a command, where its request has it.
+fn put_word(command: &mut [u8], at: usize, word: u32) {
+    let at = size_of::<Header>() + at;
+    if let Some(place) = command.get_mut(at..at + 4) {
+        place.copy_from_slice(&word.to_ne_bytes());
     }
 }
 
