@@ -48,7 +48,7 @@ pub const BYTES: usize = 8 << 20;
 pub const UNDER_WAY_MAX: usize = 256;
 /// What makes more events than this does not come to rest.
 const SETTLE_EVENTS: u32 = 10_000_000;
-/// A process that hangs is ended after this long; none is later than that.
+/// A process that hangs is ended after this long; none is later than that, and no packet.
 const PATIENCE_NS: u64 = 20_000_000;
 /// How much later a copy of a packet comes.
 const COPY_NS: u64 = 10_000;
@@ -962,7 +962,8 @@ impl Host for World {
                 engine.send(from, to, lane, What::Deliver(packet));
             }
             Some(Kind::Delay(ns)) => {
-                engine.send_late(from, to, lane, ns, What::Deliver(packet));
+                // No switch keeps a packet longer (its head-of-queue lifetime limit).
+                engine.send_late(from, to, lane, ns.min(PATIENCE_NS), What::Deliver(packet));
             }
             _ => engine.send(from, to, lane, What::Deliver(packet)),
         }
