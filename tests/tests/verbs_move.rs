@@ -4,7 +4,13 @@
 mod checkpointed;
 mod fabric;
 
-use std::{os::unix::process::CommandExt, path::PathBuf, process::Child};
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Child,
+};
 
 use checkpointed::{JobOnNodes, at_work, ckpt_of, nodes};
 use fabric::{assert_success, one_job, text, wait_until};
@@ -34,7 +40,9 @@ impl Pair {
         run.process_group(0);
         let running = Some(run.spawn().expect("snaprig starts"));
         let mut pair = Self { directory, running };
-        let name = server.split(' ').next().expect("a program");
+        let path = Path::new(server.split(' ').next().expect("a program"));
+        let name = path.file_name().and_then(OsStr::to_str);
+        let name = name.expect("a program");
         wait_until("one of them works", || {
             let running = pair.running.as_mut().expect("it was launched");
             let ended = running.try_wait().expect("it is ours");
@@ -102,26 +110,51 @@ moves! {
     atomics: "ib_write_bw", "ib_atomic_lat -F -n 1000000", "1000000";
     shared_receives: "ibv_rc_pingpong", "ibv_srq_pingpong -c -n 1000000", "1000000 iters in";
     datagrams: "ib_write_bw", "ib_send_lat -F -c UD -n 200000", "200000";
+    domains_of_xrc: "ib_write_bw", "ib_send_bw -F -c XRC -n 3000000 -s 1024", "3000000";
     connections_of_the_manager: "ib_write_bw", "ib_write_bw -F -R -n 3000000 -s 4096", "3000000";
     datagrams_of_the_manager: "ib_write_bw", "ib_send_lat -F -R -c UD -n 200000", "200000";
     events: "ibv_rc_pingpong", "ibv_rc_pingpong -c -e -n 50000", "50000 iters in";
 }
 
-/// What is not known to move is refused before anything is taken down, and goes on.
-#[test]
-#[cfg_attr(
-    not(has_program = "ib_write_bw"),
-    ignore = "ib_write_bw is not installed (ci/setup)"
-)]
-fn domains_of_xrc_stay() {
+/// `tests/verbs/objects` in two halves, which look at every byte.
+fn objects_move(mode: &str) {
     let _alone = one_job();
-    let program = "ib_send_bw -F -c XRC -n 3000000 -s 1024";
-    let pair = Pair::launched(program, &format!("{program} 10.77.0.1"));
-    let refused = ckpt_of(&pair.job(), &["move", "node2", "--to", "node3"]);
-    assert!(!refused.status.success());
-    let text = pair.ended(program);
-    assert!(text.contains("domains of XRC"), "{text}");
-    assert!(text.matches("3000000").count() >= 2, "{text}");
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name).display().to_string();
+    let (program, stop) = (at("objects"), at("stop"));
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/objects");
+    fabric::compile(sources.as_ref(), program.as_ref());
+    let program = format!("{program} {mode} {stop} {}", at("domain"));
+    let pair = Pair::launched(
+        &format!("{program} listen"),
+        &format!("{program} 10.77.0.1"),
+    );
+    pair.moves();
+    fs::write(stop, "").expect("a file");
+    let text = pair.ended(mode);
+    assert_eq!(text.matches("all as it should be").count(), 2, "{text}");
+}
+
+macro_rules! objects {
+    ($($name:ident: $mode:literal;)*) => {
+        $(
+            #[test]
+            #[cfg_attr(
+                not(has_file = "/usr/include/infiniband/verbs.h"),
+                ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+            )]
+            fn $name() {
+                objects_move($mode);
+            }
+        )*
+    };
+}
+
+objects! {
+    memory_windows: "windows";
+    a_domain_of_xrc_of_two_processes: "xrc";
+    parent_domains: "inline";
+    memory_that_peers_write: "ledger";
 }
 
 /// A job of which one node has moved is checkpointed and restarted like any other.

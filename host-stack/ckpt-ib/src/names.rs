@@ -98,6 +98,8 @@ pub struct Published {
     pub shared: Vec<(Name, u32, Domain)>,
     /// Memory.
     pub keys: Vec<Key>,
+    /// Windows: a key of each, and what that is now, or will be when the window is bound again.
+    pub windows: Vec<Key>,
 }
 
 /// Memory that a program has registered.
@@ -223,6 +225,14 @@ impl Names {
                 names.keys.insert((domain, key.key), key.real);
                 let at = names.keys_at.entry((key.port, key.key));
                 at.and_modify(|real| *real = None).or_insert(Some(key.real));
+            }
+            for window in one.windows {
+                let both = (window.key, window.real);
+                let domain = names.of(window.domain);
+                let bits = staying(window.key);
+                names.windows.insert((domain, bits), both);
+                let at = names.windows_at.entry((window.port, bits));
+                at.and_modify(|both| *both = None).or_insert(Some(both));
             }
         }
         names
@@ -357,17 +367,6 @@ impl Names {
         self.canary != Some(Canary::NameGivenTwice)
             && (self.is_key_given(port, key) || self.keys_at.range(all).next().is_some())
     }
-
-    /// Windows, which are bound again once queue pairs are connected: a key of each, and what that is now.
-    pub fn add_windows(&mut self, windows: impl IntoIterator<Item = Key>) {
-        for window in windows {
-            let both = (window.key, window.real);
-            let domain = self.of(window.domain);
-            self.windows.insert((domain, staying(window.key)), both);
-            let at = self.windows_at.entry((window.port, staying(window.key)));
-            at.and_modify(|both| *both = None).or_insert(Some(both));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -383,7 +382,7 @@ mod tests {
         number: 0x11,
     };
 
-    fn names() -> Names {
+    fn names(windows: Vec<Key>) -> Names {
         let one = |name: Name, real: u32, domain: u64, key: u32| Published {
             ports: vec![Port {
                 guid: name.port,
@@ -408,20 +407,25 @@ mod tests {
                 key: 5,
                 real: key,
             }],
+            windows: Vec::new(),
         };
-        Names::new([one(A, 0x21, 1, 50), one(B, 0x22, 2, 60)], None)
+        let a = Published {
+            windows,
+            ..one(A, 0x21, 1, 50)
+        };
+        Names::new([a, one(B, 0x22, 2, 60)], None)
     }
 
     #[test]
     fn one_key_is_two_in_two_domains() {
-        let names = names();
+        let names = names(Vec::new());
         assert_eq!((names.remote_key(A, 5), names.remote_key(B, 5)), (50, 60));
         assert_eq!(names.remote_key(A, 6), 6, "made after the restart");
     }
 
     #[test]
     fn who_was_made_after_a_restart_has_keys_of_before() {
-        let names = names();
+        let names = names(Vec::new());
         let new = Name { port: 2, number: 3 };
         assert_eq!(
             (names.remote_key(new, 5), names.remote_key(new, 6)),
@@ -431,7 +435,7 @@ mod tests {
 
     #[test]
     fn what_moved_to_one_port_is_told_apart() {
-        let names = names();
+        let names = names(Vec::new());
         let (a, b) = (names.queue_pair(A), names.queue_pair(B));
         assert_eq!((a.port, a.number, b.port, b.number), (9, 0x21, 9, 0x22));
         let new = Name { port: 1, number: 3 };
@@ -440,8 +444,7 @@ mod tests {
 
     #[test]
     fn keys_of_windows_change_as_they_are_bound() {
-        let mut names = names();
-        names.add_windows([Key {
+        let names = names(vec![Key {
             domain: Domain(1),
             port: A.port,
             key: 0x1203,
@@ -459,7 +462,7 @@ mod tests {
 
     #[test]
     fn names_that_are_given_are_known() {
-        let names = names();
+        let names = names(Vec::new());
         assert!(names.is_given(1, 0x11) && !names.is_given(1, 0x21));
         assert!(names.is_key_given(1, 5) && !names.is_key_given(1, 50));
     }

@@ -14,23 +14,29 @@ use snaprig_ckpt_ib::{
     Below, Name, Names,
     cookie::{Cookie, Queue},
     moves::made_again,
+    names::window_key,
     serve::settle,
 };
 use snaprig_verbs_abi::*;
 
 use crate::{
     cm::Listener,
-    objects::{Ah, Context, Pd, Qp, Shadow},
+    objects::{Ah, Context, Mw, Pd, Qp, Shadow},
     plugin::serve_all,
     qp,
     real::real,
     rebuild::{Made, failed, post_receives, post_sends, publish, raise},
     state::{State, Things, get},
+    windows::{self, Bound},
+    xrc,
 };
 
 /// What was made, and what everything is called then. While it is exchanged with what there is, that is here.
 pub struct Beside {
     qps: Vec<NewQp>,
+    mws: Vec<NewMw>,
+    /// Handles of other processes' queue pairs.
+    opened: Vec<(*mut Qp, *mut ibv_qp)>,
     ahs: Vec<(*mut Ah, *mut ibv_ah)>,
     names: Names,
     restarts: u64,
@@ -42,6 +48,15 @@ struct NewQp {
     inline: u32,
 }
 
+/// A window of type 2, which is bound by one of those queue pairs.
+struct NewMw {
+    ours: *mut Mw,
+    bound: Bound,
+    real: *mut ibv_mw,
+    key: u32,
+    key_below: u32,
+}
+
 // SAFETY: its pointers are to boxes that are changed only by who has the lock.
 unsafe impl Send for Beside {}
 
@@ -49,8 +64,6 @@ impl Things {
     /// What there is that moves are not known for yet.
     pub fn cannot_move(&self) -> Option<&'static str> {
         match () {
-            () if !self.mws.is_empty() => Some("memory windows"),
-            () if !self.xrcds.is_empty() || !self.opened.is_empty() => Some("domains of XRC"),
             () if self.manager.is_connecting() => {
                 Some("a connection of rdma_cm that is being made")
             }
@@ -65,14 +78,33 @@ impl Beside {
     /// # Safety
     /// Whoever calls has the lock.
     pub unsafe fn make(state: &mut State, moved: &BTreeSet<Name>) -> Result<(Self, Made), String> {
-        let Some(real) = real() else {
-            return Err("there is no libibverbs".into());
-        };
         let mut beside = Self {
             qps: Vec::new(),
+            mws: Vec::new(),
+            opened: Vec::new(),
             ahs: Vec::new(),
             names: Names::default(),
             restarts: state.things.restarts + 1,
+        };
+        // SAFETY: the caller has the lock.
+        unsafe {
+            match beside.make_all(state, moved) {
+                Ok(made) => Ok((beside, made)),
+                Err(why) => {
+                    beside.undo(state);
+                    Err(why)
+                }
+            }
+        }
+    }
+
+    unsafe fn make_all(
+        &mut self,
+        state: &mut State,
+        moved: &BTreeSet<Name>,
+    ) -> Result<Made, String> {
+        let Some(real) = real() else {
+            return Err("there is no libibverbs".into());
         };
         // SAFETY: what is in the tables is alive, and so is what stands for it below.
         unsafe {
@@ -85,33 +117,56 @@ impl Beside {
                 let made = qp::create_below(real, context, ours, &init);
                 let inline = mem::replace(&mut (*ours).granted, granted).max_inline_data;
                 if made.is_null() {
-                    let why = failed("a queue pair cannot be made beside the one that there is");
-                    beside.undo(state);
-                    return Err(why);
+                    return Err(failed(
+                        "a queue pair cannot be made beside the one that there is",
+                    ));
                 }
                 context.by_number.insert((*made).qp_num, place);
-                beside.qps.push(NewQp {
+                self.qps.push(NewQp {
                     ours,
                     real: made,
                     inline,
                 });
             }
-            beside.exchange_qps();
+            self.make_windows(state)?;
+            self.exchange_made();
             let names = publish(real, &state.things);
-            beside.exchange_qps();
-            let made = names.and_then(|names| {
-                let State { process, things } = &mut *state;
-                let listener = things.follow(process, moved)?;
-                Ok(Made { names, listener })
-            });
-            match made {
-                Ok(made) => Ok((beside, made)),
-                Err(why) => {
-                    beside.undo(state);
-                    Err(why)
+            self.exchange_made();
+            let State { process, things } = state;
+            let listener = things.follow(process, moved)?;
+            Ok(Made {
+                names: names?,
+                listener,
+            })
+        }
+    }
+
+    unsafe fn make_windows(&mut self, state: &mut State) -> Result<(), String> {
+        // SAFETY: what is in the tables is alive, and so is what stands for it below.
+        unsafe {
+            for (mw, bound, qp) in state.bound()? {
+                let ours = &mut *mw;
+                let is_of_new = self.qps.iter().any(|new| new.ours == qp);
+                if ours.mw.r#type == IBV_MW_TYPE_1 || !is_of_new {
+                    continue;
                 }
+                let real = windows::alloc_below(Pd::of(ours.mw.pd).real, ours.mw.r#type);
+                if real.is_null() {
+                    return Err(failed(
+                        "a memory window cannot be made beside the one that there is",
+                    ));
+                }
+                let key_below = window_key(bound.key, ours.key, (*real).rkey);
+                self.mws.push(NewMw {
+                    ours,
+                    bound,
+                    real,
+                    key: bound.key,
+                    key_below,
+                });
             }
         }
+        Ok(())
     }
 
     /// Connects them.
@@ -157,6 +212,25 @@ impl Beside {
                 post_receives(state, Queue::Receives((*new.ours).place))?;
                 raise(real, state, &*new.ours, &[IBV_QPS_RTR, IBV_QPS_RTS])?;
             }
+            for new in &self.mws {
+                state.bind_one_again(&*new.ours, &new.bound, &*new.bound.qp)?;
+            }
+            for qp in &state.things.opened {
+                let ours = &mut **qp;
+                if self.names.queue_pair(ours.name()) == state.things.names.queue_pair(ours.name())
+                {
+                    continue;
+                }
+                let opened = xrc::open_qp_below(&state.things, ours);
+                if opened.is_null() {
+                    return Err(failed(
+                        "a queue pair of another process cannot be opened where it is made again",
+                    ));
+                }
+                // Exchanged as it is made: what is here afterwards is what there was.
+                self.opened
+                    .push((*qp, mem::replace(&mut ours.real, opened)));
+            }
             for ah in &state.things.ahs {
                 let ours = &mut **ah;
                 let context = Context::of(ours.ah.context);
@@ -165,7 +239,6 @@ impl Beside {
                 if made.is_null() {
                     return Err(failed("an address handle cannot be made"));
                 }
-                // Exchanged as it is made: what is here afterwards is what there was.
                 self.ahs.push((*ah, mem::replace(&mut ours.real, made)));
             }
         }
@@ -218,10 +291,16 @@ impl Beside {
         let Some(real) = real() else { return };
         // SAFETY: the caller says that nobody uses it.
         unsafe {
+            for (_, opened) in self.opened.drain(..) {
+                (real.ibv_destroy_qp)(opened);
+            }
             for new in self.qps.drain(..) {
                 let context = Context::of((*new.ours).ex.qp_base.context);
                 context.by_number.remove(&(*new.real).qp_num);
                 (real.ibv_destroy_qp)(new.real);
+            }
+            for new in self.mws.drain(..) {
+                windows::dealloc_below(new.real);
             }
             for (_, ah) in self.ahs.drain(..) {
                 (real.ibv_destroy_ah)(ah);
@@ -232,7 +311,11 @@ impl Beside {
     /// What was made, for what there is.
     unsafe fn exchange(&mut self, state: &mut State) {
         // SAFETY: the caller has the lock, and what is in the tables is alive.
-        unsafe { self.exchange_qps() };
+        unsafe { self.exchange_made() };
+        for (ours, made) in &mut self.opened {
+            // SAFETY: the same.
+            unsafe { ptr::swap(&raw mut (**ours).real, made) };
+        }
         for (ours, made) in &mut self.ahs {
             // SAFETY: the same.
             unsafe { ptr::swap(&raw mut (**ours).real, made) };
@@ -241,12 +324,21 @@ impl Beside {
         mem::swap(&mut self.restarts, &mut state.things.restarts);
     }
 
-    unsafe fn exchange_qps(&mut self) {
+    /// What others are told of.
+    unsafe fn exchange_made(&mut self) {
         for new in &mut self.qps {
             // SAFETY: the caller has the lock, and what is in the tables is alive.
             unsafe {
                 ptr::swap(&raw mut (*new.ours).real, &raw mut new.real);
                 ptr::swap(&raw mut (*new.ours).inline_below, &raw mut new.inline);
+            }
+        }
+        for new in &mut self.mws {
+            // SAFETY: the same.
+            unsafe {
+                ptr::swap(&raw mut (*new.ours).real, &raw mut new.real);
+                ptr::swap(&raw mut (*new.ours).key, &raw mut new.key);
+                ptr::swap(&raw mut (*new.ours).key_below, &raw mut new.key_below);
             }
         }
     }

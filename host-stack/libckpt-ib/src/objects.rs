@@ -10,7 +10,7 @@ use std::{
 
 use libc::{pthread_cond_t, pthread_mutex_t};
 use snaprig_ckpt_ib::{
-    Completion,
+    Completion, Name,
     names::{Domain, Gid},
 };
 use snaprig_verbs_abi::*;
@@ -203,6 +203,21 @@ pub struct Qp {
     pub longest: u64,
     /// It is another handle of a queue pair of this domain, of which the program modifies nothing here (ibv_open_qp(3)).
     pub opened: Option<*mut Xrcd>,
+}
+
+impl Qp {
+    /// What the job calls it.
+    ///
+    /// # Safety
+    /// Its context is open.
+    pub unsafe fn name(&self) -> Name {
+        let base = &self.ex.qp_base;
+        Name {
+            // SAFETY: the caller says that it is open.
+            port: unsafe { Context::of(base.context).port() },
+            number: base.qp_num,
+        }
+    }
 }
 
 #[repr(C)]

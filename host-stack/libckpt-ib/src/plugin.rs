@@ -16,7 +16,7 @@ use snaprig_ckpt_ib::{
     cookie::Queue,
     drain::{Drain, Failed, said},
     moves::made_again,
-    names::{Aliases, Key},
+    names::Aliases,
     queue_pair::Service,
     serve::serve,
     told::{Near, Told, Unreadable},
@@ -387,11 +387,10 @@ impl Plugin for Verbs {
                 return unsafe { beside.connect(&mut held.state, all) };
             }
             // SAFETY: the lock is held, and nobody else runs.
-            let windows = unsafe {
+            unsafe {
                 rebuild::connect(&mut held.state, all)?;
-                held.state.bind_again()?
-            };
-            board::publish_last(event, "windows", held.id, &windows)
+                held.state.bind_again()
+            }
         })
     }
 
@@ -400,12 +399,6 @@ impl Plugin for Verbs {
             if let Some(beside) = held.beside.take() {
                 // SAFETY: the lock is held.
                 return unsafe { beside.change_over(&mut held.state) };
-            }
-            // Of what moves there are none, and nobody to ask: it is decided.
-            if event.part() == Part::All {
-                let windows: Vec<Vec<Key>> = board::collect(event, "windows")?;
-                let names = &mut held.state.things.names;
-                names.add_windows(windows.into_iter().flatten());
             }
             if event.part() == Part::Moves {
                 held.state.things.bind_again(true)?;

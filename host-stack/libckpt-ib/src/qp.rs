@@ -209,9 +209,8 @@ impl State {
         if base.qp_type == IBV_QPT_XRC_RECV {
             // What came by it is its shared receive queues'.
             // SAFETY: the caller says that its context is open.
-            let port = unsafe { Context::of(base.context).port() };
-            let number = base.qp_num;
-            return self.process.forget_taken_by(Name { port, number });
+            let name = unsafe { qp.name() };
+            return self.process.forget_taken_by(name);
         }
         for queue in self.process.cqs.iter_mut().flatten() {
             queue.forget(base.qp_num);

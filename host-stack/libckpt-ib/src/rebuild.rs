@@ -163,7 +163,7 @@ pub unsafe fn make(state: &mut State, part: Part, before: &Real) -> Result<Made,
     let Some(real) = real() else {
         return Err("there is no libibverbs".into());
     };
-    let State { process, things } = state;
+    let things = &mut state.things;
     // SAFETY: what is in the tables is alive.
     unsafe {
         give_up(before, things);
@@ -198,7 +198,9 @@ pub unsafe fn make(state: &mut State, part: Part, before: &Real) -> Result<Made,
             }
         }
         make_queues(real, things)?;
+        state.foresee_keys()?;
     }
+    let State { process, things } = state;
     let listener = things.manage_again(part == Part::Moves)?;
     let own = process.qps.iter_mut().flatten().map(|qp| &mut qp.receives);
     for queue in own.chain(process.shared.iter_mut().flatten()) {
@@ -379,13 +381,9 @@ pub unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String>
         for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
             let ours = &**qp;
             let base = &ours.ex.qp_base;
-            let port = Context::of(base.context).port();
-            let name = Name {
-                port,
-                number: base.qp_num,
-            };
+            let name = ours.name();
             let real = Name {
-                port: ports.get(&port).copied().unwrap_or(port),
+                port: ports.get(&name.port).copied().unwrap_or(name.port),
                 number: (*ours.real).qp_num,
             };
             // One that receives for XRC has none: its shared receive queues have.
@@ -410,6 +408,15 @@ pub unsafe fn publish(real: &Real, things: &Things) -> Result<Published, String>
                 port: Context::of(ours.mr.context).port(),
                 key: ours.mr.rkey,
                 real: (*ours.real).rkey,
+            });
+        }
+        for mw in &things.mws {
+            let ours = &**mw;
+            made.windows.push(Key {
+                domain: Pd::of(ours.mw.pd).domain,
+                port: Context::of(ours.mw.context).port(),
+                key: ours.key,
+                real: ours.key_below,
             });
         }
     }

@@ -6,8 +6,12 @@
 //!   below, now       0x3470 -- bound again --> 0x3471
 //! ```
 //!
-//! What a window is bound to is noted when that is posted. A restarted process binds it again before its peers post anything,
-//! and tells them what it is called then.
+//! What a window is bound to is noted when that is posted. A restarted process binds it again before its peers post anything.
+//! What it will be called then is known before, and peers are told with all else that was made: of type 2 the key is in the
+//! request; of type 1 it is the next one, which whoever makes an HCA agrees on.
+//!
+//! A window of type 2 is of one queue pair. Where that is made again beside the old one, for its peer moves (`follow.rs`), so is
+//! the window.
 
 use std::{
     ffi::c_int,
@@ -18,7 +22,7 @@ use std::{
 use snaprig_ckpt_ib::{
     Below,
     cookie::{Cookie, Queue},
-    names::{Key, window_key},
+    names::window_key,
     sends::{Kind, Posted},
     serve::settle,
 };
@@ -60,6 +64,20 @@ impl Mw {
     fn called(&self, key: u32) -> u32 {
         window_key(key, self.key_below, self.key)
     }
+
+    /// What it will be called when it is bound again as it was.
+    pub fn foresee(&mut self, bound: &Bound) {
+        self.key_below = match self.mw.r#type {
+            IBV_MW_TYPE_1 => next_key(self.key_below),
+            _ => self.real_key(bound.key),
+        };
+        self.key = bound.key;
+    }
+}
+
+/// The key of the next binding: ibv_inc_rkey(3).
+fn next_key(key: u32) -> u32 {
+    window_key(key.wrapping_add(1), key, key)
 }
 
 /// Makes a window below.
@@ -260,30 +278,39 @@ impl State {
         }
     }
 
-    /// Binds windows again as they were; what others must know of all windows.
+    /// What windows that are to be bound again will be called then.
+    ///
+    /// # Safety
+    /// Whoever calls has the lock; windows are made again.
+    pub unsafe fn foresee_keys(&mut self) -> Result<(), String> {
+        // SAFETY: the caller says so, and what is in the set is alive.
+        unsafe {
+            for (mw, bound, _) in self.bound()? {
+                (*mw).foresee(&bound);
+            }
+        }
+        Ok(())
+    }
+
+    /// Binds windows again as they were.
     ///
     /// # Safety
     /// Whoever calls has the lock, and no thread of the program runs; everything is made again, and queue pairs send.
-    pub unsafe fn bind_again(&mut self) -> Result<Vec<Key>, String> {
+    pub unsafe fn bind_again(&mut self) -> Result<(), String> {
         // SAFETY: the caller says so.
         unsafe {
             for (mw, bound, qp) in self.bound()? {
-                self.bind_one_again(&mut *mw, &bound, &*qp)?;
+                self.bind_one_again(&*mw, &bound, &*qp)?;
             }
-            let keys = self.things.mws.iter().map(|mw| {
-                let mw = &**mw;
-                Key {
-                    domain: Pd::of(mw.mw.pd).domain,
-                    port: Context::of(mw.mw.context).port(),
-                    key: mw.key,
-                    real: mw.key_below,
-                }
-            });
-            Ok(keys.collect())
         }
+        Ok(())
     }
 
-    unsafe fn bind_one_again(&mut self, mw: &mut Mw, bound: &Bound, qp: &Qp) -> Result<(), String> {
+    /// Binds one again by a queue pair, as was foreseen.
+    ///
+    /// # Safety
+    /// As for [`Self::bind_again`].
+    pub unsafe fn bind_one_again(&mut self, mw: &Mw, bound: &Bound, qp: &Qp) -> Result<(), String> {
         let cookie = Cookie {
             queue: Queue::Sends(qp.place),
             own: true,
@@ -292,7 +319,6 @@ impl State {
         // SAFETY: the caller says that everything is made again; a request is of numbers and pointers.
         unsafe {
             let info = info_below(&bound.info);
-            let key = mw.real_key(bound.key);
             let done = match mw.mw.r#type {
                 IBV_MW_TYPE_1 => bind_below(qp, mw, cookie, IBV_SEND_SIGNALED, info),
                 _ => {
@@ -302,22 +328,19 @@ impl State {
                     wr.send_flags = IBV_SEND_SIGNALED;
                     wr.op.bind_mw = ibv_send_wr_bind_mw {
                         mw: mw.real,
-                        rkey: key,
+                        rkey: mw.key_below,
                         bind_info: info,
                     };
                     post_one(qp.real, &mut wr)
                 }
             };
-            if done == 0 {
-                self.wait_for(cookie, Cq::of(qp.ex.qp_base.send_cq).place)?;
-            } else {
+            if done != 0 {
                 return Err(failed(bound.key, &std::io::Error::from_raw_os_error(done)));
             }
-            mw.key = bound.key;
-            mw.key_below = match mw.mw.r#type {
-                IBV_MW_TYPE_1 => (*mw.real).rkey,
-                _ => key,
-            };
+            self.wait_for(cookie, Cq::of(qp.ex.qp_base.send_cq).place)?;
+            if mw.mw.r#type == IBV_MW_TYPE_1 && (*mw.real).rkey != mw.key_below {
+                return Err(failed(bound.key, &"the HCA's next key is not the next one"));
+            }
         }
         Ok(())
     }
@@ -448,8 +471,7 @@ in_tables! {
         let Some(pair) = state.process.qp((*qp).place) else {
             return libc::EINVAL;
         };
-        // Its last bits are the next ones: ibv_inc_rkey(3).
-        let key = ours.mw.rkey & !0xff | ours.mw.rkey.wrapping_add(1) & 0xff;
+        let key = next_key(ours.mw.rkey);
         let mut wr: ibv_send_wr = zeroed();
         wr.wr_id = (*bind).wr_id;
         wr.opcode = IBV_WR_BIND_MW;

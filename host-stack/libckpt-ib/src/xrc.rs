@@ -11,7 +11,7 @@ use std::{
     ptr,
 };
 
-use snaprig_ckpt_ib::{Below, Name, serve::settle};
+use snaprig_ckpt_ib::{Below, serve::settle};
 use snaprig_verbs_abi::*;
 
 use crate::{
@@ -83,16 +83,12 @@ pub unsafe fn open_qp_below(things: &Things, qp: &mut Qp) -> *mut ibv_qp {
     // SAFETY: the caller says so.
     unsafe {
         let context = Context::of(base.context);
-        let name = Name {
-            port: context.port(),
-            number: base.qp_num,
-        };
         let mut attr = ibv_qp_open_attr {
             comp_mask: IBV_QP_OPEN_ATTR_NUM
                 | IBV_QP_OPEN_ATTR_XRCD
                 | IBV_QP_OPEN_ATTR_CONTEXT
                 | IBV_QP_OPEN_ATTR_TYPE,
-            qp_num: things.names.queue_pair(name).number,
+            qp_num: things.names.queue_pair(qp.name()).number,
             xrcd: (*xrcd).real,
             qp_context: user.cast(),
             qp_type: base.qp_type,

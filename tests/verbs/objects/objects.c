@@ -6,7 +6,9 @@
  *   inline   long inline data; all is made in a parent domain
  *   events   who waits for an event finds one completion for it, not more and not fewer
  *   ledger   a peer writes all over memory of several kinds whose owner does nothing, and looks at all of it in the end
+ * Who leads, and the others, may be on two machines: the one listens, and the others are told its address.
  */
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -20,7 +22,7 @@
 
 #include <infiniband/verbs.h>
 
-enum { DEPTH = 32, PLACE = 1024, LAST_ROUNDS = 1000, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND };
+enum { DEPTH = 32, PLACE = 1024, LAST_ROUNDS = 1000, PORT = 18520, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND };
 
 static const char *stop_file, *domain_file;
 static struct ibv_context *context;
@@ -636,19 +638,12 @@ static void ledger_writer(int peer)
 	tell(peer, &round, sizeof round);
 }
 
-static int started(void (*work)(int), int at)
-{
-	int child = fork();
-
-	check(child >= 0, "fork");
-	if (!child) {
-		work(at);
-		exit(0);
-	}
-	return child;
-}
-
 static int sockets[3][2];
+
+static void xrc_lead(int first)
+{
+	xrc_sender((int[]){first, sockets[1][0]});
+}
 
 static void first_receiver(int at)
 {
@@ -660,37 +655,84 @@ static void second_receiver(int at)
 	xrc_receiver(at, sockets[2][1], 0, domain_file);
 }
 
+/* What leads goes on until there is a file; each of the others has a socket to it. */
+static const struct mode {
+	const char *name;
+	void (*lead)(int), (*others[2])(int);
+} modes[] = {
+	{"xrc", xrc_lead, {first_receiver, second_receiver}},
+	{"windows", windows_writer, {windows_owner}},
+	{"inline", inline_sender, {inline_receiver}},
+	{"events", events_sender, {events_receiver}},
+	{"ledger", ledger_writer, {ledger_owner}},
+};
+
+static const struct mode *mode_of(const char *name)
+{
+	for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+		if (!strcmp(modes[i].name, name))
+			return modes + i;
+	fprintf(stderr, "%s: no such mode\n", name);
+	exit(2);
+}
+
+static int is_other(const struct mode *mode, int number)
+{
+	return number < 2 && mode->others[number];
+}
+
+static void started(void (*work)(int), int at)
+{
+	int child = fork();
+
+	check(child >= 0, "fork");
+	if (!child) {
+		work(at);
+		exit(0);
+	}
+}
+
+/* Sockets to another half, which is elsewhere: at this address, or, if there is none, whoever connects. */
+static void reach(const struct mode *mode, const char *address)
+{
+	struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(PORT)};
+	int listener = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
+
+	if (!address) {
+		setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+		check(!bind(listener, (void *)&at, sizeof at) && !listen(listener, 2), "listen");
+	}
+	for (int i = 0; is_other(mode, i); i++) {
+		if (address) {
+			check(inet_pton(AF_INET, address, &at.sin_addr) == 1, address);
+			sockets[i][1] = socket(AF_INET, SOCK_STREAM, 0);
+			check(!connect(sockets[i][1], (void *)&at, sizeof at), "connect");
+		} else {
+			check((sockets[i][0] = accept(listener, NULL, NULL)) >= 0, "accept");
+		}
+	}
+	close(listener);
+}
+
 int main(int argc, char **argv)
 {
-	check(argc == 4, "objects xrc|windows|inline|events|ledger STOP-FILE FILE");
+	check(argc == 4 || argc == 5, "objects xrc|windows|inline|events|ledger STOP-FILE FILE [listen|ADDRESS]");
+	const struct mode *mode = mode_of(argv[1]);
+	const char *half = argc == 5 ? argv[4] : NULL;
+	int leads = !half || !strcmp(half, "listen"), status;
+
 	stop_file = argv[2];
 	domain_file = argv[3];
 	for (int i = 0; i < 3; i++)
 		check(!socketpair(AF_UNIX, SOCK_STREAM, 0, sockets[i]), "socketpair");
-	int children = 1, status;
-
-	if (!strcmp(argv[1], "xrc")) {
-		started(first_receiver, sockets[0][1]);
-		started(second_receiver, sockets[1][1]);
-		children = 2;
-		xrc_sender((int[]){sockets[0][0], sockets[1][0]});
-	} else if (!strcmp(argv[1], "windows")) {
-		started(windows_owner, sockets[0][1]);
-		windows_writer(sockets[0][0]);
-	} else if (!strcmp(argv[1], "events")) {
-		started(events_receiver, sockets[0][1]);
-		events_sender(sockets[0][0]);
-	} else if (!strcmp(argv[1], "ledger")) {
-		started(ledger_owner, sockets[0][1]);
-		ledger_writer(sockets[0][0]);
-	} else {
-		started(inline_receiver, sockets[0][1]);
-		inline_sender(sockets[0][0]);
-	}
-	while (children-- > 0) {
-		check(wait(&status) > 0, "wait");
+	if (half)
+		reach(mode, leads ? NULL : half);
+	for (int i = 0; is_other(mode, i) && (!half || !leads); i++)
+		started(mode->others[i], sockets[i][1]);
+	if (leads)
+		mode->lead(sockets[0][0]);
+	while (wait(&status) > 0)
 		check(!status, "a process of it");
-	}
 	printf("%s: all as it should be\n", argv[1]);
 	return 0;
 }
