@@ -38,6 +38,7 @@ pub mod choice;
 pub mod compile;
 pub mod host;
 pub mod options;
+mod progress;
 pub mod table;
 
 pub use self::choice::{Bench, BenchWith, Choice};

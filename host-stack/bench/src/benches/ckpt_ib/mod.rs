@@ -22,6 +22,7 @@ use self::scene::{Dumped, Scene, Transport};
 use crate::{
     AnyError, BenchWith,
     options::{Chosen, Common},
+    progress,
     table::{Aim, Row, Unit, print},
 };
 
@@ -178,20 +179,25 @@ fn run(options: &Chosen) -> Result<ExitCode, AnyError> {
     let scene = Scene::new(directory.path(), scale)?;
     let mut measures = measures(scale, directory.path());
     measures.retain(|measure| measure.rows.iter().any(|row| row.is_named(&options.only)));
+    let bar = progress::bar(usize::from(runs) * measures.len());
     for run in 0..runs {
         for Measure { what, rows } in &mut measures {
             if !is_here(what) {
                 rows.iter_mut().for_each(|row| row.samples = None);
+                bar.inc(1);
                 continue;
             }
+            bar.set_message(rows[0].measure.clone());
             // Who comes first finds the machine as the one before left it: they take turns.
             let samples = measure(&scene, what, run % 2 == 1)?;
             for (row, (ours, theirs)) in rows.iter_mut().zip(samples) {
                 row.ours.push(ours);
                 row.samples.get_or_insert_default().push(theirs);
             }
+            bar.inc(1);
         }
     }
+    bar.finish_and_clear();
     let rows = measures.into_iter().flat_map(|measure| measure.rows);
     print(rows.collect(), runs, false, json)?;
     Ok(ExitCode::SUCCESS)
