@@ -156,7 +156,7 @@ fn mpi_jobs_on_four_nodes_at_any_moment() {
         // In each turn of all kernels, each has another one.
         let turn = round as usize / KERNELS.len();
         let fate = FATES[(round as usize + turn + 1) % FATES.len()];
-        let pace = ["--pace-us", "200000"];
+        let pace = ["--pace-us", "500000"];
         let mut job = match fate {
             Fate::Moves => JobOnNodes::launched_beside_a_spare(kernel, &pace),
             _ => JobOnNodes::launched(kernel, ("4", 8), &pace),
