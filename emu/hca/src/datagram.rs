@@ -1,6 +1,12 @@
 //! Unreliable datagrams and multicast: one packet, no acknowledgement, no order.
 //!
+//! A packet for a group goes to every port that a host reaches, and the members behind each are found where it arrives. So
+//! it may come from a device memory that is not this one, whose queue pairs have the numbers that those here have: who sent
+//! it is known by port and number.
+//!
 //! The receive's first 40 bytes are for a global route header (ibv_post_recv(3)).
+
+use std::ops::Range;
 
 use crate::{
     Access, Completion, Hca, Host, Opcode, Packet, Path, SendFlags, State, Status, Transport,
@@ -14,6 +20,11 @@ use crate::{
     types::{completed, completion_flags},
     wire,
 };
+
+/// Whether a queue pair has sent it: the switch gives nothing back to that.
+fn is_sender(qp: &Qp, route: &Route) -> bool {
+    qp.number.get() == route.from_qp && qp.port.get() == route.from_port
+}
 
 /// Bytes before the data.
 const GRH_BYTES: u64 = wire::GRH_BYTES as u64;
@@ -36,7 +47,9 @@ impl<H: Host> Hca<'_, H> {
                     self.host.attention(index);
                     return Next::Wait;
                 }
-                Path::Packets if self.lacks_room(index, qp, &packet.route) => return Next::Wait,
+                Path::Packets if self.datagram_lacks_room(index, qp, &packet.route) => {
+                    return Next::Wait;
+                }
                 Path::Packets => self.host.transmit(packet),
                 Path::Whole => self.receive_datagram(packet),
             }
@@ -55,12 +68,27 @@ impl<H: Host> Hca<'_, H> {
     /// How it goes; to a group, as to the port that is the hardest to reach.
     fn datagram_path(&self, route: &Route) -> Path {
         let path = |to_port| self.host.path(route.from_port, to_port);
-        if route.to_lid < MULTICAST_LID {
-            return path(route.to_port);
+        let mut all = self.receiving_ports(route).map(path);
+        all.find(|path| *path != Path::Whole).unwrap_or(Path::Whole)
+    }
+
+    /// Whether it is to wait for room; to a group, for as long as the way to any port is full.
+    fn datagram_lacks_room(&self, index: u32, qp: &Qp, route: &Route) -> bool {
+        let is_full = |to_port| self.host.is_full(route.from_port, to_port);
+        let full = self.receiving_ports(route).any(is_full);
+        if full {
+            self.wait_for_room(index, qp);
         }
-        let all = 0..self.memory.header().port_count.get().min(PORTS_MAX);
-        let hard = all.map(path).find(|path| *path != Path::Whole);
-        hard.unwrap_or(Path::Whole)
+        full
+    }
+
+    /// The ports that it goes to: those of a group may be behind any.
+    fn receiving_ports(&self, route: &Route) -> Range<u32> {
+        if route.is_multicast() {
+            0..self.memory.header().port_count.get().min(PORTS_MAX)
+        } else {
+            route.to_port..route.to_port + 1
+        }
     }
 
     /// The packet; none if nobody has the address.
@@ -162,7 +190,7 @@ impl<H: Host> Hca<'_, H> {
         if !header.is_up(route.from_port) {
             return;
         }
-        if route.to_lid < MULTICAST_LID {
+        if !route.is_multicast() {
             let Some(port) = header.ports.get(route.to_port as usize) else {
                 return;
             };
@@ -185,8 +213,7 @@ impl<H: Host> Hca<'_, H> {
             let Some(qp) = self.memory.qp(index) else {
                 continue;
             };
-            // The switch gives nothing back to the sender's own queue pair.
-            if qp.number.get() != route.from_qp && header.is_up(qp.port.get()) {
+            if !is_sender(qp, route) && header.is_up(qp.port.get()) {
                 self.receive_one(index, qp, packet);
             }
         }

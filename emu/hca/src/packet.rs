@@ -3,7 +3,7 @@
 
 use crate::{
     payload::Payload,
-    port::Gid,
+    port::{Gid, MULTICAST_LID},
     types::{Opcode, Transport},
 };
 
@@ -28,6 +28,14 @@ pub struct Route {
     pub pkey: u16,
     /// Source and destination, if there is a global route.
     pub global: Option<(Gid, Gid)>,
+}
+
+impl Route {
+    /// Whether it is for a group, whose members may be behind every port.
+    #[inline]
+    pub fn is_multicast(&self) -> bool {
+        self.to_lid >= MULTICAST_LID
+    }
 }
 
 /// What a message brings beside its data.

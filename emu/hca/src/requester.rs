@@ -324,12 +324,17 @@ impl<H: Host> Hca<'_, H> {
     pub(crate) fn lacks_room(&self, index: u32, qp: &Qp, route: &Route) -> bool {
         let full = self.host.is_full(route.from_port, route.to_port);
         if full {
-            let deadline_ns = self.host.now_ns() + ROOM_NS;
-            qp.requester.deadline_ns.set(deadline_ns);
-            qp.requester.not_ready.set(1);
-            self.host.attention(index);
+            self.wait_for_room(index, qp);
         }
         full
+    }
+
+    /// It looks again soon.
+    pub(crate) fn wait_for_room(&self, index: u32, qp: &Qp) {
+        let deadline_ns = self.host.now_ns() + ROOM_NS;
+        qp.requester.deadline_ns.set(deadline_ns);
+        qp.requester.not_ready.set(1);
+        self.host.attention(index);
     }
 
     /// Notes that a packet is under way, before it is: its response may come at once.

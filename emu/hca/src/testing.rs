@@ -138,6 +138,10 @@ pub struct World {
     pub control: RefCell<Control>,
     /// Ports that hear nothing, and are not heard.
     pub cut: RefCell<BTreeSet<u32>>,
+    /// Paths that are full, from a port to a port, whatever is under way.
+    pub full: RefCell<BTreeSet<(u32, u32)>>,
+    /// Packets that arrived, for whoever carries them on: none is kept until there is somewhere to.
+    pub carried: RefCell<Option<Vec<Packet<'static>>>>,
     /// Packets under way.
     pub under_way: Cell<usize>,
     /// The most there ever were.
@@ -294,6 +298,8 @@ impl World {
             _mapping: mapping,
             control: RefCell::new(control),
             cut: RefCell::default(),
+            full: RefCell::default(),
+            carried: RefCell::default(),
             under_way: Cell::default(),
             under_way_most: Cell::default(),
             sent: Cell::default(),
@@ -658,6 +664,9 @@ impl World {
                 self.heard
                     .borrow_mut()
                     .insert(packet.route.to_qp, self.now());
+                if let Some(carried) = &mut *self.carried.borrow_mut() {
+                    carried.push(packet.clone());
+                }
                 hca.deliver(packet);
             }
             &What::Run(qp) => {
@@ -916,8 +925,8 @@ impl Host for World {
         }
     }
 
-    fn is_full(&self, _from_port: u32, _to_port: u32) -> bool {
-        self.under_way.get() >= UNDER_WAY_MAX
+    fn is_full(&self, from_port: u32, to_port: u32) -> bool {
+        self.under_way.get() >= UNDER_WAY_MAX || self.full.borrow().contains(&(from_port, to_port))
     }
 
     fn transmit(&self, packet: &Packet<'_>) {

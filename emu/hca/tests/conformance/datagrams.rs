@@ -1,8 +1,10 @@
 //! Datagrams and multicast.
 
 use snaprig_hca::{
-    Event, Opcode, Path, State, Status, Transport,
-    control::{Reply, Request, errno},
+    Event, Opcode, Packet, Path, State, Status, Transport,
+    control::{QpAttributes, Reply, Request, attributes::mask, errno},
+    packet::{Body, Extra, Route},
+    payload::Payload,
     post::Data,
     queue::{Destination, Send},
     testing::{End, Link, Node, World},
@@ -166,23 +168,15 @@ fn a_group_gets_what_others_send() {
     both(|world| {
         let (a, b) = (world.node(0, 0), world.node(1, 1));
         let (x, y, z) = (end(world, &a), end(world, &b), end(world, &b));
-        let join = |end: &End| Request::AttachMulticast {
-            qp: end.index,
-            gid: GROUP,
-            lid: 0xc001,
-        };
         for member in [&x, &y, &z] {
-            assert_eq!(world.ask(member.process, &join(member)), Ok(Reply::Done));
+            join(world, member);
         }
         let nodes = [&a, &b, &b];
         for (number, member) in [&x, &y, &z].into_iter().enumerate() {
             let at = number as u64 * 1000;
             receive(world, nodes[number], member, number as u64, at, 100);
         }
-        let mut request = to(world, 9, &y);
-        request.to.lid = 0xc001;
-        request.to.qp = 0xff_ffff;
-        (request.to.global, request.to.gid) = (Some(0), GROUP);
+        let request = to_group(9);
         post(world, &x, &request, Data::Inline(&[b"all"]));
         assert_eq!(
             ends(world, &a),
@@ -208,6 +202,158 @@ fn a_group_gets_what_others_send() {
         post(world, &x, &request, Data::Inline(&[b"all"]));
         assert_eq!(ends(world, &b), [(6, Status::Success)]);
     });
+}
+
+fn join(world: &World, member: &End) {
+    let join = Request::AttachMulticast {
+        qp: member.index,
+        gid: GROUP,
+        lid: 0xc001,
+    };
+    assert_eq!(world.ask(member.process, &join), Ok(Reply::Done));
+}
+
+/// To all of a group.
+fn to_group(wr_id: u64) -> Send {
+    Send {
+        to: Destination {
+            lid: 0xc001,
+            qp: 0xff_ffff,
+            qkey: 0x1234,
+            global: Some(0),
+            gid: GROUP,
+            ..Destination::default()
+        },
+        ..send(wr_id, Opcode::Send)
+    }
+}
+
+/// A datagram to a group, as it comes from another device memory.
+fn from_elsewhere(world: &World, from_port: u32, from_qp: u32, pkey: u16) -> Packet<'static> {
+    let header = world.memory.header();
+    let port = &header.ports[from_port as usize];
+    Packet {
+        route: Route {
+            from_port,
+            to_port: from_port,
+            from_lid: port.lid.get() as u16,
+            to_lid: 0xc001,
+            from_qp,
+            to_qp: 0xff_ffff,
+            service_level: 0,
+            pkey,
+            global: Some((port.gid(0).expect("a GID"), GROUP)),
+        },
+        transport: Transport::Ud,
+        psn: 0,
+        count: 1,
+        acknowledge: false,
+        solicited: false,
+        srq: 0,
+        body: Body::Datagram {
+            qkey: 0x1234,
+            extra: Extra::None,
+            payload: Payload::Bytes(b"all".to_vec().into()),
+        },
+    }
+}
+
+/// Queue pairs of two device memories have the same numbers.
+#[test]
+fn a_member_gets_what_another_of_its_number_sends() {
+    let world = World::new(2, 1);
+    let b = world.node(1, 1);
+    let y = end(&world, &b);
+    join(&world, &y);
+    receive(&world, &b, &y, 1, 0, 100);
+    world
+        .hca(b.process)
+        .deliver(&from_elsewhere(&world, 1, y.number, 0xffff));
+    assert!(poll(&world, &b).is_empty(), "it is its own");
+    let packet = from_elsewhere(&world, 0, y.number, 0xffff);
+    world.hca(b.process).deliver(&packet);
+    let [done] = poll(&world, &b)[..] else {
+        panic!("one completion")
+    };
+    assert_eq!((done.flags, done.length), (completion_flags::GRH, 43));
+    assert_eq!((done.source_qp, done.source_lid), (y.number, world.lid(0)));
+    let header = world.get(1, 0, 43);
+    let (source, group) = packet.route.global.expect("a route");
+    assert_eq!((&header[8..24], &header[24..40]), (&source[..], &group[..]));
+    assert_eq!(header[40..], *b"all");
+}
+
+#[test]
+fn what_comes_from_elsewhere_needs_the_keys_of_each_member() {
+    let world = World::new(2, 1);
+    let b = world.node(1, 1);
+    let (y, z) = (end(&world, &b), end(&world, &b));
+    for (member, at) in [(&y, 0), (&z, 1000)] {
+        join(&world, member);
+        receive(&world, &b, member, at, at, 100);
+    }
+    let attributes = QpAttributes {
+        qkey: 1,
+        ..QpAttributes::default()
+    };
+    let changed = world.modify(&z, mask::QKEY, attributes);
+    assert_eq!(changed, Ok(Reply::Done));
+    let hca = world.hca(b.process);
+    hca.deliver(&from_elsewhere(&world, 0, 7, 0x0002));
+    assert!(poll(&world, &b).is_empty());
+    hca.deliver(&from_elsewhere(&world, 0, 7, 0xffff));
+    assert_eq!(ends(&world, &b), [(0, Status::Success)]);
+    let port = &world.memory.header().ports[1];
+    assert_eq!((port.bad_pkeys.get(), port.bad_qkeys.get()), (2, 1));
+}
+
+#[test]
+fn what_no_group_has_as_its_address_is_dropped() {
+    let world = World::new(2, 1);
+    let b = world.node(1, 1);
+    let y = end(&world, &b);
+    join(&world, &y);
+    receive(&world, &b, &y, 1, 0, 100);
+    let hca = world.hca(b.process);
+    for destination in [None, Some([0; 16]), Some([0xff; 16])] {
+        let mut packet = from_elsewhere(&world, 0, 7, 0xffff);
+        let source = packet.route.global.expect("a route").0;
+        packet.route.global = destination.map(|gid| (source, gid));
+        hca.deliver(&packet);
+    }
+    for port in [2, u32::MAX] {
+        let mut packet = from_elsewhere(&world, 0, 7, 0xffff);
+        (packet.route.from_port, packet.route.to_port) = (port, port);
+        hca.deliver(&packet);
+    }
+    assert!(poll(&world, &b).is_empty());
+}
+
+/// A link without credits has whoever sends to a group wait, whichever of its members is behind it.
+#[test]
+fn a_group_waits_for_room_on_the_way_to_each_port() {
+    let world = World::new(3, 1);
+    world.path.set(Path::Packets);
+    let (a, b) = (world.node(0, 0), world.node(1, 1));
+    let (x, y) = (end(&world, &a), end(&world, &b));
+    join(&world, &y);
+    receive(&world, &b, &y, 1, 0, 100);
+    for full in [(0, 1), (0, 2)] {
+        world.full.borrow_mut().insert(full);
+    }
+    post(&world, &x, &to_group(9), Data::Inline(&[b"all"]));
+    let nothing_is_done = || {
+        world.run_for(10_000_000);
+        [&a, &b]
+            .iter()
+            .all(|node| !world.has_completion(node.process, node.cq))
+    };
+    assert!(nothing_is_done());
+    world.full.borrow_mut().remove(&(0, 1));
+    assert!(nothing_is_done());
+    world.full.borrow_mut().clear();
+    assert_eq!(ends(&world, &a), [(9, Status::Success)]);
+    assert_eq!(ends(&world, &b), [(1, Status::Success)]);
 }
 
 #[test]
