@@ -5,8 +5,8 @@
 //! ```
 //!
 //! What must stay true: nothing here waits, but for [`Remote::finish`], which ends in time. A node that does not read has no
-//! more memory taken for it than [`WAITING_MAX`] and one frame: packets beyond that are lost, as on a link that breaks. A
-//! packet is taken only if it comes from a port of the node that sends it, and is for one of this node.
+//! more memory taken for it than [`WAITING_MAX`] and one frame: packets beyond that are lost, as on a link that breaks. Whom a
+//! packet is for, and whether one is taken, is [`Places`]'.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -23,15 +23,10 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt},
 };
 use snaprig_fabric::{Node, Tcp, description::OtherNode, place};
-use snaprig_hca::{
-    Packet,
-    control::Fabric as Setup,
-    memory::Header,
-    port::{MULTICAST_LID, PORTS_MAX},
-};
+use snaprig_hca::{Packet, control::Fabric as Setup, memory::Header, port::PORTS_MAX};
 use snaprig_peers::{Exchange, Token, listener::bind_tcp, token};
 use snaprig_verbs_tcp::{
-    Connection, Frame, Frames, Identity, Input, Mesh, Message, Output, Relayed,
+    Connection, Frame, Frames, Identity, Input, Mesh, Message, Output, Places, Relayed, Whom,
     frame::{self, FIRST_BYTES_MAX, FRAME_BYTES_MAX},
 };
 
@@ -186,6 +181,14 @@ impl Remote {
         self.mesh.is_up(node) && self.mesh.hears(node)
     }
 
+    /// Where ports are.
+    fn places<'h>(&'h self, header: &'h Header) -> Places<impl Fn(u32) -> Option<u32> + 'h> {
+        Places {
+            own: self.node.number,
+            node_of: |port| self.node_of(header, port),
+        }
+    }
+
     /// The node that has a port.
     fn node_of(&self, header: &Header, port: u32) -> Option<u32> {
         let port = header.ports.get(port as usize)?;
@@ -208,19 +211,19 @@ impl Remote {
 
     /// Sends a packet where it is for, if that is elsewhere; whether it is for somebody here.
     pub fn send(&mut self, header: &Header, packet: &Packet<'_>) -> bool {
-        let route = &packet.route;
-        if is_multicast(packet) {
-            for node in self.mesh.up().collect::<Vec<_>>() {
-                self.send_to(node, packet);
-            }
-            return true;
-        }
-        match self.node_of(header, route.to_port) {
-            Some(node) if node != self.node.number => {
+        let whom = self.places(header).whom(packet);
+        match whom {
+            Whom::Here => true,
+            Whom::There(node) => {
                 self.send_to(node, packet);
                 false
             }
-            _ => true,
+            Whom::All => {
+                for node in self.mesh.up().collect::<Vec<_>>() {
+                    self.send_to(node, packet);
+                }
+                true
+            }
         }
     }
 
@@ -244,12 +247,10 @@ impl Remote {
         }
     }
 
-    /// The next packet that has come, and may: from a port of the node that sends it, for one of this node.
+    /// The next packet that has come, and may.
     pub fn take(&mut self, header: &Header) -> Option<Packet<'static>> {
         while let Some((sender, packet)) = self.arrived.pop_front() {
-            if self.node_of(header, packet.route.from_port) == Some(sender)
-                && self.is_for_here(header, &packet)
-            {
+            if self.places(header).takes(sender, &packet) {
                 return Some(packet);
             }
         }
@@ -470,10 +471,6 @@ impl Remote {
         self.input(Input::Closed(connection), now_ns);
     }
 
-    fn is_for_here(&self, header: &Header, packet: &Packet<'_>) -> bool {
-        is_multicast(packet) || self.node_of(header, packet.route.to_port) == Some(self.node.number)
-    }
-
     /// A program reaches for a connection manager on another node.
     pub fn reach(
         &mut self,
@@ -534,11 +531,6 @@ impl Remote {
             }
         }
     }
-}
-
-/// Whether a packet is for a group, which may have members on every node.
-fn is_multicast(packet: &Packet<'_>) -> bool {
-    packet.transport == snaprig_hca::Transport::Ud && packet.route.to_lid >= MULTICAST_LID
 }
 
 /// Begins to connect.
