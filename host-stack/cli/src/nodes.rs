@@ -201,6 +201,7 @@ impl<'a> Members<'a> {
             let job = self.job.display();
             return Err(format!("{job} has no checkpoint of `snaprig nodes --job`").into());
         }
+        requests::forget_ends_of(&self.requests, members)?;
         for member in members.iter().filter(|member| *member != HEAD) {
             let number = number_of(member).ok_or("a member that is of no node")?;
             let of_hcas = (number - 1) % self.nodes.count() + 1;
@@ -226,6 +227,7 @@ impl<'a> Members<'a> {
         let (member, words) = match &request.what {
             Wanted::Words(words) => {
                 let name = self.name_on(&request.node);
+                request.is_of(&name)?;
                 let words = self.launch_of(&name, &request.script(words));
                 (name, words)
             }

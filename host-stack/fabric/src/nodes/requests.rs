@@ -34,6 +34,8 @@ const MOVE: &str = "move";
 /// Locked by whoever keeps the nodes.
 const KEEPER: &str = "keeper";
 const STATUS: &str = "status";
+/// Which member of the job the words are.
+const MEMBER: &str = "member";
 
 /// What is wanted on a node.
 #[derive(Debug)]
@@ -95,6 +97,23 @@ pub fn forget(directory: &Path) -> io::Result<()> {
         let path = entry?.path();
         if path.file_name() != Some(OsStr::new(KEEPER)) {
             fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Forgets how the words of these members have ended, which are restarted: they end once more. How those have that are no
+/// members any more stays said, for whoever waits for one may not have looked yet.
+pub fn forget_ends_of(directory: &Path, members: &[String]) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension() != Some(OsStr::new(MEMBER)) {
+            continue;
+        }
+        let member = fs::read_to_string(&path)?;
+        let status = path.with_extension(STATUS);
+        if members.contains(&member) && status.exists() {
+            fs::remove_file(status)?;
         }
     }
     Ok(())
@@ -163,6 +182,11 @@ impl Request {
         &self.status
     }
 
+    /// Notes which member of the job its words are.
+    pub fn is_of(&self, member: &str) -> io::Result<()> {
+        put(&self.status.with_extension(MEMBER), member.as_bytes())
+    }
+
     /// Words, and behind them those that say how they have ended, whoever runs them.
     pub fn script(&self, words: &OsStr) -> OsString {
         let status = quoted(self.status.as_os_str());
@@ -219,6 +243,30 @@ mod tests {
         request.has_ended(1).unwrap();
         assert_eq!(asked.join().unwrap().unwrap(), 7);
         assert!(take(directory.path()).unwrap().is_empty(), "once");
+    }
+
+    #[test]
+    fn how_a_restarted_member_had_ended_is_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        for name in ["1", "2"] {
+            put(
+                &directory.join(name).with_extension(REQUEST),
+                b"node1\ntrue",
+            )
+            .unwrap();
+        }
+        let mut requests = take(directory).unwrap();
+        requests.sort_by(|a, b| a.answer().cmp(b.answer()));
+        for (request, member) in requests.iter().zip(["node1", "node1.2"]) {
+            request.is_of(member).unwrap();
+            request.has_ended(137).unwrap();
+        }
+        forget_ends_of(directory, &["head".into(), "node1.2".into()]).unwrap();
+        let answered: Vec<_> = requests.iter().map(Request::is_answered).collect();
+        assert_eq!(answered, [true, false]);
+        forget(directory).unwrap();
+        assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
     }
 
     #[test]
