@@ -4,7 +4,7 @@ mod fabric;
 
 use std::{
     io::{BufRead, BufReader, Read},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
@@ -25,8 +25,13 @@ const UCX: [&str; 8] = [
 
 /// `snaprig nodes 2 --tcp`, with these arguments.
 fn nodes(arguments: &[&str]) -> Output {
+    so_many_nodes("2", arguments)
+}
+
+/// `snaprig nodes COUNT --tcp`, with these arguments.
+fn so_many_nodes(count: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(SNAPRIG);
-    command.args(["nodes", "2", "--tcp"]).args(arguments);
+    command.args(["nodes", count, "--tcp"]).args(arguments);
     command.stdin(Stdio::null());
     command.output().expect("snaprig starts")
 }
@@ -76,6 +81,65 @@ pairs! {
     connections_of_the_manager: "rping -s -v -C 10", "rping -c -C 10 -a 10.77.0.1", "server ping data";
     #[cfg_attr(not(has_program = "udaddy"), ignore = "udaddy is not installed (ci/setup)")]
     services_of_the_manager: "udaddy", "udaddy -s 10.77.0.1", "data transfers complete";
+}
+
+/// The program of `tests/verbs/group`.
+fn group(directory: &Path) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs/group");
+    let program = directory.join("group");
+    fabric::compile(&sources, &program);
+    program
+}
+
+/// The queue pairs of the first process of each node have the same numbers, the sender's among them.
+#[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
+fn a_group_has_its_members_on_all_nodes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let program = group(directory.path());
+    let program = program.display();
+    let script = format!(
+        "cd $SNAPRIG_NODES\n\
+         for node in 2 3 3; do timeout 100 ./rsh node$node '{program} follow' & members=\"$members $!\"; done\n\
+         timeout 100 ./rsh node1 '{program} lead 4 500 0' || {{ kill $members; exit 1; }}\n\
+         for member in $members; do wait $member || exit 1; done"
+    );
+    let ran = so_many_nodes("3", &["--", "bash", "-c", &script]);
+    assert_success("group", std::slice::from_ref(&ran));
+    let said = text(&ran);
+    assert!(
+        said.contains("7 members, 500 rounds, 0 said again"),
+        "{said}"
+    );
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "mckey"),
+    ignore = "mckey is not installed (ci/setup)"
+)]
+fn groups_of_the_manager_reach_all_nodes() {
+    // A receiver tells nobody that it has joined; its node's fabric does.
+    let script = format!(
+        "cd $SNAPRIG_NODES\n\
+         for node in 1 2 3; do\n\
+             timeout 100 ./rsh node$node 'mckey -m 239.1.2.3 -b 10.77.0.'$node' -C 5' & members=\"$members $!\"\n\
+             until ./rsh node$node '{SNAPRIG} fabric list' | grep '^group .* 1$'; do kill -0 $! || exit 1; done\n\
+         done\n\
+         timeout 100 ./rsh node1 'mckey -m 239.1.2.3 -b 10.77.0.1 -C 5 -s' || {{ kill $members; exit 1; }}\n\
+         for member in $members; do wait $member || exit 1; done"
+    );
+    let ran = so_many_nodes("3", &["--", "bash", "-c", &script]);
+    assert_success("mckey", std::slice::from_ref(&ran));
+    let said = text(&ran);
+    assert_eq!(
+        said.matches("receiving data transfers").count(),
+        3,
+        "{said}"
+    );
 }
 
 /// Processes of one node's control daemon have nothing in common with another's but what every process of a user may have.
@@ -188,6 +252,47 @@ fn a_job_goes_over_to_tcp_and_back() {
     assert_success("ring", std::slice::from_ref(&last));
     let last = String::from_utf8_lossy(&last.stdout).into_owned();
     assert_eq!([first, over_tcp, last].concat(), ring.golden);
+}
+
+#[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
+fn a_group_goes_over_to_tcp_and_back() {
+    const ROUNDS: usize = 200;
+    let directory = tempfile::tempdir().expect("a directory");
+    let job = directory.path().join("job");
+    let program = group(directory.path());
+    let program = program.display();
+    let script = format!(
+        "$SNAPRIG_NODES/rsh node2 '{program} follow' & member=$!\n\
+         $SNAPRIG_NODES/rsh node1 '{program} lead 2 {ROUNDS} 50000' && wait $member"
+    );
+    let first = life(&job, &["--", "sh", "-c", &script]);
+    let over_tcp = life(&job, &["--tcp", "--restart"]);
+    let mut last = Command::new(SNAPRIG);
+    last.args(["nodes", "2", "--restart", "--job"]).arg(&job);
+    let last = last.stdin(Stdio::null()).output().expect("snaprig starts");
+    assert_success("group", std::slice::from_ref(&last));
+    let said = [
+        first,
+        over_tcp,
+        String::from_utf8_lossy(&last.stdout).into(),
+    ]
+    .concat();
+    let (rounds, end): (Vec<_>, Vec<_>) = said
+        .lines()
+        .partition(|line| line.starts_with("iteration "));
+    let expected: Vec<_> = (0..ROUNDS)
+        .map(|round| format!("iteration {round}"))
+        .collect();
+    assert_eq!(rounds, expected);
+    let end = end.concat();
+    assert!(
+        end.starts_with(&format!("3 members, {ROUNDS} rounds")),
+        "{end}"
+    );
 }
 
 /// As on two machines, each of which has been told the addresses of both.
