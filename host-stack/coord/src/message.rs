@@ -52,6 +52,9 @@ pub const REPORT_MAX: usize = 16 << 10;
 /// The longest time that anybody may ask to be waited for: a day.
 pub const PATIENCE_MS_MAX: u32 = 24 * 3600 * 1000;
 
+/// In the reason of a round that was undone: it is worth another try.
+pub const NOT_NOW: &str = "not now: ";
+
 /// A key and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 

@@ -20,6 +20,16 @@ pub enum Error {
         /// Its number.
         pid: pid_t,
     },
+    /// A process ended while others waited for what its plugins had promised.
+    #[error(
+        "process {pid} ended during the checkpoint, when others could wait for it ({what}): none was taken; try again"
+    )]
+    Ended {
+        /// Its number.
+        pid: pid_t,
+        /// Which plugin.
+        what: String,
+    },
     /// A call on behalf of a process failed.
     #[error("process {pid}: {what}")]
     Process {
@@ -124,6 +134,11 @@ impl Error {
     /// It is worth another try.
     pub fn for_now(self) -> Self {
         Self::NotNow(Box::new(self))
+    }
+
+    /// It is because somebody has ended, without whom another try is made.
+    pub fn is_end(&self) -> bool {
+        matches!(self, Self::NotNow(error) if matches!(**error, Self::Ended { .. }))
     }
 
     /// An older checkpoint may be whole.

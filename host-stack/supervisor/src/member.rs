@@ -6,7 +6,7 @@
 use crate::{
     checkpoint::{self, CheckpointOptions, History, Image, NewImage, PreparedTree, Stopped},
     faults,
-    job::{Job, NOT_NOW, Note, Report},
+    job::{Job, Note, Report},
     moving::{self, Moving},
     plugins::{JobRound, SharedPlugins},
 };
@@ -20,7 +20,7 @@ use snaprig_ckpt_image::store::{Joined, Store};
 use snaprig_coord::{
     driver,
     member::Event,
-    message::Outcome,
+    message::{NOT_NOW, Outcome},
     phase::{Kind, Order, Phase},
 };
 use snaprig_resources::event::{self, Reporter};

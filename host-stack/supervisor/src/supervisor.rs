@@ -43,6 +43,9 @@ use snaprig_resources::{
 };
 use snaprig_tracee::trace;
 
+/// How often a checkpoint is tried, each time without those that have ended.
+const TRIES_MAX: u32 = 20;
+
 /// What the tree is called in a checkpoint.
 pub const MEMBER: &str = "tree";
 
@@ -386,9 +389,20 @@ impl<'a> Supervisor<'a> {
         Err(Error::Job { what })
     }
 
-    /// A checkpoint. Whatever goes wrong, the tree runs on.
+    /// A checkpoint; if somebody ends whom others waited for, another try at one of the rest. Whatever goes wrong, the tree
+    /// runs on.
     pub fn dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
         self.is_alone()?;
+        for _ in 1..TRIES_MAX {
+            match self.try_dump(kill, full) {
+                Err(error) if error.is_end() => {}
+                other => return other,
+            }
+        }
+        self.try_dump(kill, full)
+    }
+
+    fn try_dump(&mut self, kill: bool, full: bool) -> Result<Dumped> {
         let begun = Instant::now();
         begin_round();
         reached(&faults::BEGUN);
@@ -408,7 +422,15 @@ impl<'a> Supervisor<'a> {
         let parent = image.parent();
         let (known, directory) = (&mut self.known, round.joined().dir());
         let (plugins, last) = (&self.parts.plugins, |known: &mut _| image.catch_up(known));
-        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory, last)?;
+        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory, last);
+        let stopped = match stopped {
+            Err(error) if error.is_end() => {
+                // The next try builds on what this one would have built on.
+                image.abandon(&mut self.known);
+                return Err(error);
+            }
+            stopped => stopped?,
+        };
         let mut stopped = stopped.alone()?;
         let saved = image.save(&mut stopped, &mut self.known)?;
         let (held, pause) = match kill {

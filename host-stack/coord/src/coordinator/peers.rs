@@ -21,6 +21,9 @@ use crate::{
     message::{Nonce, Proof, Role, VERSION, cut, is_name},
 };
 
+/// Why a member is none any more that has said so.
+pub(super) const LEFT: &str = "it has left";
+
 /// A peer.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -340,8 +343,9 @@ impl Machine {
         self.members.remove(name);
         self.heirs.remove(name);
         self.tell_members();
-        self.lost(name, connection, "it has left");
-        let why = "it has left".into();
+        self.lost(name, connection);
+        self.seat_left(name);
+        let why = LEFT.into();
         self.out.push(Output::Disconnect { connection, why });
     }
 
@@ -375,17 +379,17 @@ impl Machine {
                 true => drop(self.members.remove(&name)),
                 false => drop(self.members.insert(name.clone(), missing)),
             }
-            self.lost(&name, connection, why);
+            self.lost(&name, connection);
+            self.seat_lost(&name, why);
         }
         self.abandon_order(connection);
     }
 
     /// A member's connection is no more: nor is what it waits for, and has published.
-    fn lost(&mut self, name: &str, connection: ConnectionId, why: &str) {
+    fn lost(&mut self, name: &str, connection: ConnectionId) {
         self.barriers.forget(connection);
         self.counted.forget(connection);
         self.board.forget(name, connection);
-        self.seat_lost(name, why);
     }
 
     /// Somebody knows that a missing member does not come back.

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use super::{
     Answer, CallError, CallId, ConnectionId, HISTORY, LOST_MAX, Machine, Output, Refusal, Summary,
     ToMember, cut, later,
+    peers::LEFT,
     round::{At, Round, Seat},
 };
 use crate::{
-    message::{NOTE_MAX, Outcome, REPORT_MAX, is_name},
+    message::{NOT_NOW, NOTE_MAX, Outcome, REPORT_MAX, is_name},
     phase::{Kind, Moves, Order, Phase, Step},
 };
 
@@ -135,6 +136,15 @@ impl Machine {
 
     /// A member of the round is gone.
     pub(super) fn seat_lost(&mut self, member: &str, why: &str) {
+        self.seat_gone(member, why, "");
+    }
+
+    /// A member of the round has left the job: the next round is one without it.
+    pub(super) fn seat_left(&mut self, member: &str) {
+        self.seat_gone(member, LEFT, NOT_NOW);
+    }
+
+    fn seat_gone(&mut self, member: &str, why: &str, mark: &str) {
         let Some(round) = &mut self.round else {
             return;
         };
@@ -153,7 +163,7 @@ impl Machine {
         }
         seat.lost = Some(cut(why.into()));
         let step = round.step_name();
-        self.fail_round(number, format!("{member} is gone in {step}: {why}"));
+        self.fail_round(number, format!("{mark}{member} is gone in {step}: {why}"));
     }
 
     /// The round cannot succeed; unless it is being decided or has been, when nothing changes that.

@@ -22,9 +22,14 @@
 //! In a move, the plugins of a tree that stays pass the phases of a restart where they are, if they follow moves, and are
 //! told to go when it is decided; all others of it, and all of it if it is undone, resume.
 //!
+//! A process may end at any time. Where others may wait for something of it, the round fails at once, and may be tried
+//! again without it: once it has quiesced or published something; or when others of its name wait at the board, for
+//! whom nobody knows. Who ends before that is not missed, nor is who ends when all have saved.
+//!
 //! What must stay true: whoever has been told to quiesce is told to resume sooner or later, also after its own lateness
 //! and after any failure, unless its process ends; a phase is passed only when everybody who is connected has passed it;
-//! no plugin waits for an answer in a round that has failed.
+//! no plugin waits for an answer in a round that has failed, nor for one whose process has ended; when a round is over,
+//! nobody who could resume waits for others that are still at work, unless their order values are higher.
 
 mod board;
 pub mod faults;
@@ -105,6 +110,14 @@ enum Round {
     Releasing(Phase),
 }
 
+/// A question that has no answer yet.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    whose: Connection,
+    /// Its answer comes when others have done something.
+    waits: bool,
+}
+
 /// The machine: tell it what happens, then [`Machine::poll_output`].
 #[derive(Debug)]
 pub struct Machine {
@@ -114,7 +127,7 @@ pub struct Machine {
     next: Option<(Phase, Vec<u8>)>,
     failure: Option<Refusal>,
     serial: u64,
-    questions: BTreeMap<QuestionId, Connection>,
+    questions: BTreeMap<QuestionId, Asked>,
     last_question: QuestionId,
     /// Who has published what in this round.
     published: BTreeMap<Vec<u8>, Connection>,
@@ -258,13 +271,32 @@ impl Machine {
         let Some(plugin) = self.plugins.remove(&connection) else {
             return;
         };
-        self.questions.retain(|_, whose| *whose != connection);
-        if let Round::Towards { phase, .. } = self.round
-            && Phase::RESTART.contains(&phase)
-            && self.part != Part::Stays
-        {
-            self.fail(plugin.refusal("its process has ended, or has closed its connection"));
+        self.questions.retain(|_, asked| asked.whose != connection);
+        let Round::Towards { phase, .. } = self.round else {
+            return;
+        };
+        let fails = match phase.is_ascending() {
+            true => self.depends_on(connection, &plugin),
+            false => self.part != Part::Stays,
+        };
+        if fails {
+            self.fail(plugin.end());
         }
+    }
+
+    /// Whether others may wait for something of one that has gone, in the phases of a checkpoint.
+    fn depends_on(&self, connection: Connection, gone: &Participant) -> bool {
+        // When all have saved, nobody waits for anybody.
+        if gone.has_passed(Phase::Save) && self.have_passed(Phase::Save) {
+            return false;
+        }
+        let has_published = self.published.values().any(|whose| *whose == connection);
+        let mut waiting = self.questions.values().filter(|asked| asked.waits);
+        let is_awaited = waiting.any(|asked| {
+            let by = self.plugins.get(&asked.whose);
+            by.is_some_and(|by| gone.is_awaited(by))
+        });
+        gone.is_relied_on() || has_published || is_awaited
     }
 
     /// A plugin says something. When all that it has said has been told: [`Machine::tick`].
@@ -278,9 +310,10 @@ impl Machine {
     /// A question has an answer. Afterwards: [`Machine::tick`].
     pub fn answer(&mut self, id: QuestionId, result: Result<Answer, String>) {
         // The round may have failed meanwhile: then it is answered already.
-        let Some(connection) = self.questions.remove(&id) else {
+        let Some(Asked { whose, .. }) = self.questions.remove(&id) else {
             return;
         };
+        let connection = whose;
         if let Some(plugin) = self.plugins.get_mut(&connection)
             && let State::Leaving { phase, .. } = plugin.state
         {
@@ -306,7 +339,7 @@ impl Machine {
             match plugin.state {
                 State::Busy { phase, serial, .. } => plugin.state = State::Late { phase, serial },
                 State::Leaving { phase, .. } => {
-                    self.questions.retain(|_, whose| whose != connection);
+                    self.questions.retain(|_, asked| asked.whose != *connection);
                     plugin.state = State::after(phase);
                 }
                 _ => self.outputs.push_back(Output::Close(*connection)),
@@ -404,7 +437,7 @@ impl Machine {
         };
         let deadline_ns = answered_by(registered, due_ns);
         let question = scoped(&registered.name, Question::Publish(published))?;
-        let id = self.new_question(connection)?;
+        let id = self.new_question(connection, false)?;
         let taken = self.publishes(connection, &question);
         self.done(connection, serial, None, now)?;
         let plugin = self.plugins.get_mut(&connection)?;
@@ -421,17 +454,19 @@ impl Machine {
     }
 
     /// Of a plugin, which has one at a time.
-    fn new_question(&mut self, connection: Connection) -> Option<QuestionId> {
-        let is_alone = self.questions.values().all(|whose| *whose != connection);
+    fn new_question(&mut self, whose: Connection, waits: bool) -> Option<QuestionId> {
+        let is_alone = self.questions.values().all(|asked| asked.whose != whose);
         is_alone.then_some(())?;
         self.last_question += 1;
-        self.questions.insert(self.last_question, connection);
+        let asked = Asked { whose, waits };
+        self.questions.insert(self.last_question, asked);
         Some(self.last_question)
     }
 
     /// A plugin that is at work asks something.
     fn ask(&mut self, connection: Connection, question: Question) -> Option<()> {
-        let id = self.new_question(connection)?;
+        let waits = matches!(question, Question::Lookup(_) | Question::Barrier { .. });
+        let id = self.new_question(connection, waits)?;
         let plugin = self.plugins.get(&connection)?;
         let (deadline_ns, name) = match (plugin.state, &plugin.registered) {
             (State::Busy { due_ns, .. }, Some(registered)) => {
@@ -558,7 +593,8 @@ impl Machine {
     }
 
     /// Tells all of the group whose turn it is: the earliest phase that anybody has not passed, and its first order
-    /// value; or, if some of a group are at work, those that have joined it.
+    /// value; or, if some of a group are at work, those that have joined it. When the round is over, whoever may resume
+    /// before those that are still at work in an earlier phase does so.
     fn start(&mut self, now: Ns, directory: &[u8], next: impl Fn(&Participant) -> Option<Phase>) {
         for plugin in self.plugins.values_mut() {
             while let Some(phase) = next(plugin)
@@ -567,14 +603,18 @@ impl Machine {
                 plugin.state = State::after(phase);
             }
         }
-        let busy = self.plugins.values().filter_map(Participant::group);
+        let all = || self.plugins.values();
         let waiting = |plugin: &Participant| Some(plugin.group_in(next(plugin)?));
-        let group = busy.min().or_else(|| {
-            let waiting = self.plugins.values().filter_map(waiting);
-            waiting.min()
-        });
+        let first = all().filter_map(waiting).min();
+        let group = match self.round {
+            Round::Releasing(_) => {
+                let busy = all().filter_map(Participant::group_released);
+                busy.chain(first).min()
+            }
+            _ => all().filter_map(Participant::group).min().or(first),
+        };
         let is_its_turn = |plugin: &Participant| group.is_some() && waiting(plugin) == group;
-        if !self.plugins.values().any(is_its_turn) {
+        if !all().any(is_its_turn) {
             return;
         }
         let counts = match &self.counted {

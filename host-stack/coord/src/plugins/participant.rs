@@ -16,6 +16,8 @@ pub struct Refusal {
     pub pid: i32,
     /// Which plugin, and its reason.
     pub what: String,
+    /// It has ended: the others may do without it the next time.
+    pub has_ended: bool,
 }
 
 /// What belongs to a plugin, and not into an image.
@@ -109,6 +111,20 @@ impl Participant {
         matches!(self.state, State::Passed(passed) if passed >= phase)
     }
 
+    /// Whether others may wait for something of it: it has quiesced.
+    pub fn is_relied_on(&self) -> bool {
+        match self.state {
+            State::New { .. } | State::Idle => false,
+            State::Busy { phase, .. } | State::Late { phase, .. } => phase > Phase::Quiesce,
+            State::Leaving { .. } | State::Passed(_) => true,
+        }
+    }
+
+    /// Whether it has been told to do something, and others may count on it that it comes to what they meet at.
+    pub fn is_awaited(&self, by: &Self) -> bool {
+        self.is_busy() && self.name() == by.name()
+    }
+
     /// Whether it is at work in this phase, in time or not.
     pub fn is_at(&self, wanted: Phase) -> bool {
         matches!(self.state, State::Busy { phase, .. } | State::Late { phase, .. } if phase == wanted)
@@ -170,6 +186,16 @@ impl Participant {
         }
     }
 
+    /// The same when a round is over: the group that it is in when it is done with what it works at.
+    pub fn group_released(&self) -> Option<Group> {
+        match self.state {
+            State::Busy { phase, .. } | State::Leaving { phase, .. } if phase.may_fail() => {
+                Some(self.group_in(Phase::Resume))
+            }
+            _ => self.group(),
+        }
+    }
+
     pub fn group_in(&self, phase: Phase) -> Group {
         let order = self.registered.as_ref().map_or(0, |one| one.order);
         match phase.is_ascending() {
@@ -196,6 +222,14 @@ impl Participant {
         Refusal {
             pid: self.pid,
             what: format!("plugin {}: {reason}", self.name()),
+            has_ended: false,
+        }
+    }
+
+    pub fn end(&self) -> Refusal {
+        Refusal {
+            has_ended: true,
+            ..self.refusal("its process has ended, or has closed its connection")
         }
     }
 

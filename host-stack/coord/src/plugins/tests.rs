@@ -139,7 +139,7 @@ impl World {
             .machine
             .questions
             .values()
-            .any(|one| *one == connection);
+            .any(|asked| asked.whose == connection);
         let entry = (connection.to_le_bytes().to_vec(), b"41".to_vec());
         let published = if waits { Vec::new() } else { vec![entry] };
         let done = ToSupervisor::Done {
@@ -378,6 +378,120 @@ fn a_process_that_ends_in_a_restart_or_says_nothing_is_named() {
     }
 }
 
+/// Three that have quiesced.
+fn three_quiesced() -> World {
+    let mut world = World::new();
+    for order in [0, 0, 1] {
+        world.connect(order);
+    }
+    world.towards(Phase::Quiesce);
+    world.answer_all();
+    world
+}
+
+/// Who has ended, if that is why the round has failed.
+fn ended(world: &World) -> Option<i32> {
+    match world.machine.progress() {
+        Progress::Failed(refusal) if refusal.has_ended => Some(refusal.pid),
+        Progress::Failed(refusal) => panic!("{refusal:?}"),
+        _ => None,
+    }
+}
+
+#[test]
+fn a_checkpoint_fails_at_once_when_one_ends_that_others_may_wait_for() {
+    for drains in [false, true] {
+        let mut world = three_quiesced();
+        world.towards(Phase::Drain);
+        // One that has drained, and one that has not.
+        if drains {
+            world.answer(0, None);
+        }
+        world.ask(2, Question::Lookup(vec![b"one".to_vec()]));
+        world.log();
+        world.die(1);
+        assert_eq!(ended(&world), Some(1));
+        let (whose, result) = world.answers.pop().unwrap();
+        assert!(whose == 2 && result.unwrap_err().contains("its process has ended"));
+        // Nobody's patience is over: who is told that it is over refuses, and all resume.
+        world.release(Phase::Resume);
+        world.answer(0, Some("it is over"));
+        world.answer_all();
+        assert_eq!(world.log(), ["resume 3", "resume 2"]);
+        // The next one is made without it.
+        world.towards(Phase::Save);
+        world.answer_all();
+        assert_eq!(world.machine.progress(), Progress::Done);
+    }
+}
+
+#[test]
+fn who_ends_before_it_has_quiesced_or_when_all_have_saved_is_not_missed() {
+    let mut world = World::new();
+    for _ in 1..=3 {
+        world.connect(0);
+    }
+    world.towards(Phase::Quiesce);
+    world.die(2);
+    world.answer_all();
+    world.towards(Phase::Save);
+    world.answer_all();
+    world.die(3);
+    assert_eq!(world.machine.progress(), Progress::Done);
+    world.towards(Phase::Save);
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
+fn who_ends_before_it_has_quiesced_is_missed_by_those_that_wait_at_the_board() {
+    // It has published something; others of its name may wait for it; one of another name does not.
+    let publishes = |world: &mut World| {
+        world.ask(1, Question::Publish(vec![(b"one".to_vec(), Vec::new())]));
+    };
+    let awaited = |world: &mut World| {
+        let (name, count) = (b"all".to_vec(), 2);
+        world.ask(2, Question::Barrier { name, count });
+    };
+    let asks: [&dyn Fn(&mut World); 2] = [&publishes, &awaited];
+    for ask in asks {
+        let mut world = World::new();
+        world.connect(0);
+        world.connect(0);
+        world.towards(Phase::Quiesce);
+        ask(&mut world);
+        world.die(1);
+        assert_eq!(ended(&world), Some(1));
+    }
+}
+
+#[test]
+fn when_a_round_is_over_who_may_resume_does_not_wait_for_who_is_still_at_work() {
+    let mut world = World::new();
+    for order in [0, 0, 1, -1] {
+        world.connect(order);
+    }
+    world.towards(Phase::Quiesce);
+    world.answer_all();
+    world.towards(Phase::Drain);
+    world.answer(0, None);
+    world.log();
+    // One of those with order 0 refuses, and the other works on.
+    world.answer(1, Some("no"));
+    world.release(Phase::Resume);
+    assert_eq!(world.log(), ["resume 3"]);
+    world.answer(1, None);
+    assert_eq!(world.log(), ["resume 2"]);
+    world.answer(1, None);
+    assert_eq!(
+        world.log(),
+        [""; 0],
+        "the last one comes when all of order 0 have resumed"
+    );
+    world.answer_all();
+    assert_eq!(world.log(), ["resume 1", "resume 4"]);
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
 #[test]
 fn what_one_publishes_another_finds_and_all_meet() {
     let mut world = World::new();
@@ -555,7 +669,7 @@ proptest! {
                 Op::Answer(which, refuses) => world.answer(which, refuses.then_some("no")),
                 Op::Ask(which, what) => {
                     if let Some((connection, ..)) = world.told.get(which).copied()
-                        && !world.machine.questions.values().any(|whose| *whose == connection)
+                        && !world.machine.questions.values().any(|asked| asked.whose == connection)
                     {
                         let key = vec![b'a' + what];
                         let question = match what {

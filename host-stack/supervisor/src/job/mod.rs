@@ -48,8 +48,8 @@ pub use self::{
     coordinator::{coordinate, ensure},
     how::{Note, Report, Settings},
     order::{
-        JobDump, JobDumped, JobMember, JobStatus, Moved, NOT_NOW, conduct, dump_job, forget,
-        job_status, move_member,
+        JobDump, JobDumped, JobMember, JobStatus, Moved, conduct, dump_job, forget, job_status,
+        move_member,
     },
 };
 use snaprig_resources::error::{Error, Result};

@@ -10,7 +10,7 @@ use serde::Serialize;
 use snaprig_ckpt_image::store::Checkpoint;
 use snaprig_coord::{
     driver::Control,
-    message::{CallError, MemberStatus, Outcome, RoundStatus, Summary},
+    message::{CallError, MemberStatus, NOT_NOW, Outcome, RoundStatus, Summary},
     phase::{Kind, Moves, Order},
 };
 use snaprig_resources::error::{Error, Result};
@@ -25,8 +25,6 @@ use crate::{
 
 /// How long each phase of a round may take, if nobody says otherwise.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// In the reason of a round that was undone: it is worth another try.
-pub const NOT_NOW: &str = "not now: ";
 /// So often it is tried again, and so much later.
 const TRIES_MAX: u32 = 50;
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
@@ -136,6 +134,7 @@ pub fn dump(job: &Job, control: &Control, wanted: &JobDump, begun: Instant) -> R
     } else {
         Kind::Background
     };
+    let mut why = String::new();
     for _ in 0..TRIES_MAX {
         let note = Note {
             mode: wanted.mode.or(settings.mode).unwrap_or_default(),
@@ -144,7 +143,7 @@ pub fn dump(job: &Job, control: &Control, wanted: &JobDump, begun: Instant) -> R
             base: store.rounds()?.last().copied(),
         };
         let summary = ordered(control, kind, note.encode()?, wanted.patience)?;
-        match &summary.outcome {
+        match summary.outcome {
             Outcome::Complete => {
                 if let Some(Err(error)) = settings.keep.map(|keep| store.prune(keep)) {
                     let why = chain(&error);
@@ -152,13 +151,16 @@ pub fn dump(job: &Job, control: &Control, wanted: &JobDump, begun: Instant) -> R
                 }
                 return dumped(job, summary, begun);
             }
-            Outcome::Undone { reason } if reason.contains(NOT_NOW) => thread::sleep(BETWEEN_TRIES),
-            Outcome::Undone { reason } => return Err(undone(reason)),
+            Outcome::Undone { reason } if reason.contains(NOT_NOW) => {
+                why = reason;
+                thread::sleep(BETWEEN_TRIES);
+            }
+            Outcome::Undone { reason } => return Err(undone(&reason)),
         }
     }
-    Err(undone(
-        "there was always something that cannot be saved for a moment; try again",
-    ))
+    Err(undone(&format!(
+        "there was always something that cannot be saved for a moment; try again ({why})"
+    )))
 }
 
 /// Has a member's tree go on at its heir, which waits for it.

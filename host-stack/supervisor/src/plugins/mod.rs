@@ -8,7 +8,8 @@
 //! ```
 //! In a move of a job's member, the plugins of all others pass rebuild, exchange and refill where they are.
 //! In a job, each phase ends at a barrier of its round: no tree's plugins are in a phase before those of all others have
-//! passed the one before.
+//! passed the one before. Plugins are heard while the tree waits there, and the job while plugins are at work: whichever
+//! gives the round up, all are told at once.
 //!
 //! What must stay true: whoever has been told to quiesce is told what came of it, whatever goes wrong; and the supervisor
 //! does not stand still for a plugin that is slow to resume.
@@ -40,6 +41,7 @@ use snaprig_ckpt_plugin::{
 };
 use snaprig_coord::{
     Ns,
+    message::CallError,
     plugins::{Connection, Machine, Output, Progress, QuestionId, Refusal},
 };
 use snaprig_peers::packets;
@@ -61,6 +63,8 @@ const BACKLOG: i32 = 4096;
 const LISTENER: u64 = 0;
 /// What answers of a job's board are in it.
 const ANSWERS: u64 = u64::MAX;
+/// What the job says is in it, while plugins are at work in one of its rounds.
+const JOB: u64 = u64::MAX - 1;
 /// The longest value of a variable.
 const VALUE_MAX: usize = MESSAGE_MAX - 16;
 /// How long a supervisor stands still at most until plugins have resumed; after that they do while it does other things.
@@ -76,6 +80,32 @@ pub struct JobRound<'a> {
     pub member: &'a str,
     /// The board of the round.
     pub board: &'a Board<'a>,
+}
+
+/// Why plugins do not come to the end of a phase.
+enum Stop {
+    Refused(Refusal),
+    /// The round of the job is not to be.
+    Undone,
+    /// Others do not come to its end.
+    Unmet(CallError),
+}
+
+impl From<Stop> for Error {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Refused(Refusal {
+                pid,
+                what,
+                has_ended: true,
+            }) => Self::Ended { pid, what }.for_now(),
+            Stop::Refused(Refusal { pid, what, .. }) => Self::refused(pid, what),
+            Stop::Undone => Self::Job {
+                what: "others of the job have given the round up".into(),
+            },
+            Stop::Unmet(error) => error.into(),
+        }
+    }
 }
 
 /// The plugins of a tree.
@@ -191,7 +221,7 @@ impl Plugins {
         }
         UNDECIDED
             .into_iter()
-            .try_for_each(|phase| meet(phase, Some(job)))
+            .try_for_each(|phase| job.board.meet(&barrier(phase)))
     }
 
     /// It is decided that a tree moves. Nobody waits for anybody any more.
@@ -227,18 +257,15 @@ impl Plugins {
         let is_needed = self.count(job)?;
         for phase in phases {
             self.pass_to(*phase, checkpoint, job)?;
-            if is_needed {
-                meet(*phase, job)?;
+            if let Some(job) = job.filter(|_| is_needed) {
+                self.meet(*phase, job).map_err(no_restart)?;
             }
         }
         Ok(())
     }
 
     fn pass_to(&mut self, phase: Phase, checkpoint: &Path, job: Option<JobRound>) -> Result<()> {
-        self.pass(phase, checkpoint, job).map_err(|refusal| {
-            let what = format!("process {}, {}", refusal.pid, refusal.what);
-            Error::Missing { what }
-        })
+        self.pass(phase, checkpoint, job).map_err(no_restart)
     }
 
     /// The tree that [`Plugins::rebuild`] was for runs.
@@ -248,24 +275,37 @@ impl Plugins {
 
     /// Takes all plugins to where the tree can be saved; in a job, together with those of all others.
     fn gather(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
-        let refused = |refusal: Refusal| Error::refused(refusal.pid, refusal.what);
-        if job.is_some() {
+        if let Some(with) = job {
             self.hear(Some(Instant::now()), job);
+            let counts = self.machine.counts();
             let is_needed = self.count(job)?;
             for phase in Phase::CHECKPOINT.into_iter().filter(|_| is_needed) {
-                self.pass(phase, directory, job).map_err(refused)?;
-                meet(phase, job)?;
+                self.pass(phase, directory, job)?;
+                match phase {
+                    Phase::Quiesce => self.meet_and_count(with, &counts)?,
+                    _ => self.meet(phase, with)?,
+                }
             }
         }
         self.gather_rest(directory, job)
+    }
+
+    /// Who has ended before it has quiesced is not missed: nobody is to count on it in the phases that follow.
+    fn meet_and_count(&mut self, job: JobRound, before: &BTreeMap<String, u32>) -> Result<()> {
+        let counts = self.machine.counts();
+        if counts != *before {
+            relay::count(job.board, job.member, &counts)?;
+        }
+        self.meet(Phase::Quiesce, job)?;
+        self.machine.count_all(relay::counted(job.board)?);
+        Ok(())
     }
 
     /// Takes those to where the others are who have come since.
     fn gather_rest(&mut self, directory: &Path, job: Option<JobRound>) -> Result<()> {
         self.hear(Some(Instant::now()), job);
         for phase in Phase::CHECKPOINT {
-            self.pass(phase, directory, job)
-                .map_err(|refusal| Error::refused(refusal.pid, refusal.what))?;
+            self.pass(phase, directory, job)?;
         }
         Ok(())
     }
@@ -276,14 +316,40 @@ impl Plugins {
         phase: Phase,
         directory: &Path,
         job: Option<JobRound>,
-    ) -> std::result::Result<(), Refusal> {
+    ) -> std::result::Result<(), Stop> {
         self.relay.begin(job.is_some());
         let now = ns(self.start);
         self.machine
             .towards(phase, directory.as_os_str().as_bytes(), now);
-        match self.work(None, job) {
-            Progress::Failed(refusal) => Err(refusal),
-            _ => Ok(()),
+        let ready = job.map(|job| job.board.member.ready());
+        if let Some(ready) = ready {
+            // If it cannot be watched, what it says is heard at the end of the phase.
+            let _ = watch(&self.epoll, ready, JOB);
+        }
+        let progress = self.work(None, job);
+        if let Some(ready) = ready {
+            let _ = epoll::delete(&self.epoll, ready);
+        }
+        match progress {
+            Progress::Failed(refusal) => Err(Stop::Refused(refusal)),
+            Progress::AtWork => Err(Stop::Undone),
+            Progress::Done => Ok(()),
+        }
+    }
+
+    /// Waits until the plugins of all trees of the job have passed a phase. Others may rely on one of this tree that ends
+    /// meanwhile.
+    fn meet(&mut self, phase: Phase, job: JobRound) -> std::result::Result<(), Stop> {
+        self.relay.meet(barrier(phase), job.board);
+        loop {
+            if let Some(met) = self.relay.met() {
+                return met.map_err(Stop::Unmet);
+            }
+            if let Progress::Failed(refusal) = self.machine.progress() {
+                return Err(Stop::Refused(refusal));
+            }
+            self.hear(self.deadline(), Some(job));
+            self.pass_time(Some(job));
         }
     }
 
@@ -305,7 +371,7 @@ impl Plugins {
         self.work(Some(Instant::now() + RELEASE_MAX), None);
     }
 
-    /// Until there is nothing left to do, or it has taken so long.
+    /// Until there is nothing left to do, or it has taken so long, or the job has given the round up.
     fn work(&mut self, until: Option<Instant>, job: Option<JobRound>) -> Progress {
         loop {
             self.perform(job);
@@ -314,8 +380,11 @@ impl Plugins {
                 other => return other,
             }
             let deadline = self.deadline().into_iter().chain(until).min();
-            self.hear(deadline, job);
+            let is_undone = self.hear(deadline, job);
             self.pass_time(job);
+            if is_undone {
+                return self.machine.progress();
+            }
         }
     }
 
@@ -340,8 +409,10 @@ impl Plugins {
         !matches!(waiting, Ok(0)) || !self.machine.have_passed(Phase::Save)
     }
 
-    /// Waits for somebody who says something; and everybody is heard. No longer than to the deadline.
-    fn hear(&mut self, deadline: Option<Instant>, job: Option<JobRound>) {
+    /// Waits for somebody who says something; and everybody is heard. No longer than to the deadline. Whether the job has
+    /// said something: amid a phase, that its round is not to be.
+    fn hear(&mut self, deadline: Option<Instant>, job: Option<JobRound>) -> bool {
+        let mut is_undone = false;
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
@@ -351,6 +422,7 @@ impl Plugins {
         for event in events {
             match event.data.u64() {
                 LISTENER => self.accept(),
+                JOB => is_undone = true,
                 ANSWERS => {
                     for (id, answer) in self.relay.answers() {
                         self.machine.answer(id, answer);
@@ -359,6 +431,7 @@ impl Plugins {
                 connection => self.receive(connection, job),
             }
         }
+        is_undone
     }
 
     fn accept(&mut self) {
@@ -482,11 +555,19 @@ fn canonical(checkpoint: &Path) -> Result<PathBuf> {
     path.map_err(|source| Error::io("the checkpoint", source))
 }
 
-/// Waits until the plugins of all trees of the job have passed a phase.
-fn meet(phase: Phase, job: Option<JobRound>) -> Result<()> {
-    job.map_or(Ok(()), |job| {
-        job.board.meet(&format!("plugins-{}", phase.name()))
-    })
+/// Where the trees of a job meet whose plugins have passed a phase.
+fn barrier(phase: Phase) -> String {
+    format!("plugins-{}", phase.name())
+}
+
+/// Why a restart is not to be.
+fn no_restart(stop: Stop) -> Error {
+    match stop {
+        Stop::Refused(Refusal { pid, what, .. }) => Error::Missing {
+            what: format!("process {pid}, {what}"),
+        },
+        Stop::Undone | Stop::Unmet(_) => stop.into(),
+    }
 }
 
 /// Nanoseconds since the plugins were listened for: the machine's clock.

@@ -27,6 +27,9 @@ const COUNTS: &[u8] = b"plugins/";
 /// Calls to the coordinator at the same time: others of this member need some as well.
 const CALLS: usize = CALLS_MAX / 2;
 
+/// What comes of a call to the coordinator.
+type Called = std::result::Result<Found, CallError>;
+
 /// Where questions go.
 pub struct Relay {
     own: OwnBoard,
@@ -34,15 +37,20 @@ pub struct Relay {
     /// For the coordinator, and not there yet.
     waiting: VecDeque<(QuestionId, Question, Ns)>,
     calls: usize,
-    answered: mpsc::Receiver<(QuestionId, std::result::Result<Found, CallError>)>,
-    answer: mpsc::Sender<(QuestionId, std::result::Result<Found, CallError>)>,
-    /// Counts answers.
+    answered: mpsc::Receiver<(QuestionId, Called)>,
+    answer: mpsc::Sender<(QuestionId, Called)>,
+    /// Of barriers between phases, by number: who gives a round up does not wait for the last one.
+    met: mpsc::Receiver<(u64, Called)>,
+    meet: mpsc::Sender<(u64, Called)>,
+    meeting: u64,
+    /// Counts answers, and barriers.
     ready: Arc<OwnedFd>,
 }
 
 impl Relay {
     pub fn new() -> rustix::io::Result<Self> {
         let (answer, answered) = mpsc::channel();
+        let (meet, met) = mpsc::channel();
         let ready = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
             own: OwnBoard::default(),
@@ -51,6 +59,9 @@ impl Relay {
             calls: 0,
             answered,
             answer,
+            met,
+            meet,
+            meeting: 0,
             ready: Arc::new(ready),
         })
     }
@@ -123,6 +134,29 @@ impl Relay {
                 let _ = rustix::io::write(&*ready, &1u64.to_ne_bytes());
             });
         }
+    }
+
+    /// Comes to a barrier of the trees of a job.
+    pub fn meet(&mut self, name: String, board: &Board) {
+        self.meeting += 1;
+        let call = Call::Barrier {
+            round: board.round,
+            name,
+            patience_ms: u32::try_from(board.patience.as_millis()).unwrap_or(u32::MAX),
+        };
+        let (number, meet, ready) = (self.meeting, self.meet.clone(), self.ready.clone());
+        board.member.start_call(call, move |result| {
+            // The supervisor may have ended.
+            let _ = meet.send((number, result));
+            let _ = rustix::io::write(&*ready, &1u64.to_ne_bytes());
+        });
+    }
+
+    /// What has come of that; none: not all are there.
+    pub fn met(&mut self) -> Option<std::result::Result<(), CallError>> {
+        let mut met = self.met.try_iter();
+        let (_, result) = met.find(|(number, _)| *number == self.meeting)?;
+        Some(result.map(drop))
     }
 
     /// What the coordinator has answered.
@@ -201,9 +235,19 @@ pub fn count_all(
     member: &str,
     own: &BTreeMap<String, u32>,
 ) -> Result<BTreeMap<String, u32>> {
-    let key = [COUNTS, member.as_bytes()].concat();
-    board.publish(&[(key, own)])?;
+    count(board, member, own)?;
     board.meet("plugins-counted")?;
+    counted(board)
+}
+
+/// A member says how many plugins it has, instead of what it said before.
+pub fn count(board: &Board, member: &str, own: &BTreeMap<String, u32>) -> Result<()> {
+    let key = [COUNTS, member.as_bytes()].concat();
+    board.publish(&[(key, own)])
+}
+
+/// What all members have said.
+pub fn counted(board: &Board) -> Result<BTreeMap<String, u32>> {
     let entries = board.member.collect(board.round, COUNTS)?;
     let mut all = BTreeMap::new();
     for (_, value) in entries {
