@@ -9,5 +9,9 @@ crate::canaries! {
         EarlyGo = "early-go",
         /// Who has quiesced is not told when a checkpoint is given up.
         ForgottenResume = "forgotten-resume",
+        /// A supervisor does not hear that a process has ended before its plugins are late.
+        UnheardEnd = "unheard-end",
+        /// A checkpoint that somebody's end has spoilt is not tried again.
+        NoSecondTry = "no-second-try",
     }
 }

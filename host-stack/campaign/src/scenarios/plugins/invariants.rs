@@ -11,11 +11,18 @@ pub const BEFORE_GO: &str = "nothing runs before all have rebuilt";
 /// Whoever was told to quiesce runs on, whatever became of the checkpoint.
 pub const RESUMED: &str = "all run on after a checkpoint";
 
+/// Who has ended in a checkpoint is not waited for, but until those who would wait have heard of it.
+pub const PROMPT: &str = "nobody waits for who has ended";
+/// A checkpoint that was given up because somebody ended is made of the rest.
+pub const MADE: &str = "who has ended spoils no checkpoint";
+
 /// All of them.
-pub static ALL: [Invariant<()>; 5] = [
+pub static ALL: [Invariant<()>; 7] = [
     Invariant::seen(DRAINED),
     Invariant::seen(TOGETHER),
     Invariant::seen(BEFORE_GO),
     Invariant::seen(RESUMED),
+    Invariant::seen(PROMPT),
+    Invariant::seen(MADE),
     Invariant::seen(MESSAGES),
 ];

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 
 use snaprig_ckpt_plugin::{message::Question, phase::Phase};
-use snaprig_coord::plugins::{Answers, Board, QuestionId};
+use snaprig_coord::plugins::{Answers, Board, QuestionId, Refusal};
 use snaprig_sim::ProcessId;
 
 use super::{
     Canary,
-    invariants::DRAINED,
+    invariants::{DRAINED, MADE, PROMPT},
+    program::{Program, Seen},
     run::{Event, World},
 };
 
@@ -18,6 +19,10 @@ const TO_TREE: u64 = 5 << 32;
 const PHASE_NS: u64 = 100_000_000;
 /// Checkpoints are ordered about so long after each other.
 const ORDER_NS: u64 = 300_000;
+/// One that somebody's end has spoilt is tried again so much later.
+const AGAIN_NS: u64 = 50_000;
+/// Long after a program has ended nobody waits for it, unless messages were late.
+const PROMPT_NS: u64 = 1_000_000;
 /// The phases of a restart, of which the first is that all plugins say what they are.
 const RESTART: [Phase; 4] = [Phase::Save, Phase::Rebuild, Phase::Exchange, Phase::Refill];
 
@@ -30,6 +35,8 @@ pub struct Job {
     pub left: u16,
     pub round: Option<Round>,
     rounds: u64,
+    /// A checkpoint is ordered, and neither made nor refused yet.
+    is_wanted: bool,
 }
 
 /// A round.
@@ -58,6 +65,7 @@ impl Job {
             left,
             round: None,
             rounds: 0,
+            is_wanted: false,
         }
     }
 }
@@ -68,18 +76,25 @@ impl World {
         self.stage.engine.after(job, ORDER_NS, Event::Order);
     }
 
-    /// A checkpoint is ordered, if all live that are to be in it.
+    /// A checkpoint is ordered, of all programs that live.
     pub fn order(&mut self) {
         if self.job.left == 0 || self.is_restarting {
             return;
         }
-        if self.job.round.is_none() {
+        if self.job.round.is_none() && !self.job.is_wanted {
             self.job.left -= 1;
-            if self.all_live() {
-                self.begin_round(false);
-            }
+            self.job.is_wanted = true;
+            self.try_checkpoint();
         }
         self.order_later();
+    }
+
+    /// Without a supervisor there is none.
+    pub fn try_checkpoint(&mut self) {
+        self.job.is_wanted &= self.trees_live() && !self.is_restarting;
+        if self.job.is_wanted && self.job.round.is_none() {
+            self.begin_round(false);
+        }
     }
 
     pub fn begin_round(&mut self, is_restart: bool) {
@@ -118,12 +133,12 @@ impl World {
     }
 
     /// The plugins of a tree have passed a phase.
-    pub fn passed(&mut self, tree: usize, phase: Phase) {
+    pub fn passed(&mut self, tree: usize, number: u64, phase: Phase) {
         let (trees, canary) = (self.trees.len(), self.canary);
         let Some(round) = &mut self.job.round else {
             return;
         };
-        if round.phases()[round.at] != phase {
+        if (round.number, round.phases()[round.at]) != (number, phase) {
             return;
         }
         round.passed.insert(tree);
@@ -148,16 +163,17 @@ impl World {
         }
     }
 
-    /// All trees stand still: what their plugins have saved is a checkpoint.
+    /// All trees stand still: what their plugins have saved is a checkpoint. Only one of all programs is restarted.
     fn commit(&mut self) {
-        let saved: Option<Vec<_>> = self.programs.iter().map(|one| one.saved).collect();
-        let Some(saved) = saved.filter(|_| self.all_live()) else {
-            // A program has ended meanwhile.
-            return;
-        };
-        for (program, seen) in saved.iter().enumerate() {
-            let behind = (program + saved.len() - 1) % saved.len();
-            let sent = saved[behind].sent;
+        self.job.is_wanted = false;
+        let saved_of = |one: &Program| one.saved.filter(|_| one.ended_ns.is_none());
+        let all: Vec<_> = self.programs.iter().map(saved_of).collect();
+        for program in 0..all.len() {
+            let behind = (program + all.len() - 1) % all.len();
+            // Who has ended is missed by nobody.
+            let (Some(seen), Some(Seen { sent, .. })) = (all[program], all[behind]) else {
+                continue;
+            };
             if seen.received != sent {
                 let what = format!(
                     "program{} has received {} of {sent} messages",
@@ -167,7 +183,8 @@ impl World {
                 self.stage.violation(self.job.process, DRAINED, what);
             }
         }
-        self.checkpoint = Some(saved);
+        let saved: Option<Vec<_>> = all.into_iter().collect();
+        self.checkpoint = saved.filter(|_| self.all_live()).or(self.checkpoint.take());
     }
 
     fn release(&mut self, phase: Phase) {
@@ -177,8 +194,17 @@ impl World {
         }
     }
 
-    /// A round cannot succeed: of a checkpoint, all run on; of a restart, all ends.
-    pub fn give_up(&mut self) {
+    /// The plugins of a tree do not come to the end of a round.
+    pub fn failed(&mut self, number: u64, refusal: &Refusal) {
+        let round = self.job.round.as_ref();
+        if round.is_some_and(|round| round.number == number) {
+            self.give_up(refusal.has_ended);
+        }
+    }
+
+    /// A round cannot succeed: of a checkpoint, all run on; of a restart, all ends. If somebody has ended, another try at a
+    /// checkpoint of the rest.
+    pub fn give_up(&mut self, somebody_has_ended: bool) {
         let Some(round) = self.job.round.take() else {
             return;
         };
@@ -188,12 +214,66 @@ impl World {
         if self.canary != Some(Canary::ForgottenResume) {
             self.release(Phase::Resume);
         }
+        self.job.is_wanted &= somebody_has_ended;
+        if somebody_has_ended && self.canary != Some(Canary::NoSecondTry) {
+            let job = self.job.process;
+            self.stage.engine.after(job, AGAIN_NS, Event::Again);
+        }
+    }
+
+    /// A supervisor has ended: there are no checkpoints without it.
+    pub fn tree_is_gone(&mut self) {
+        self.give_up(false);
+        self.job.is_wanted = false;
     }
 
     pub fn phase_is_late(&mut self, number: u64, at: usize) {
         let round = self.job.round.as_ref();
         if round.is_some_and(|round| (round.number, round.at) == (number, at)) {
-            self.give_up();
+            self.give_up(false);
+        }
+    }
+
+    /// A program has ended: its neighbour is not to wait for it for long.
+    pub fn is_missed_later(&mut self, program: usize) {
+        let (job, now) = (self.job.process, self.stage.engine.now_ns());
+        let due = now.saturating_add(PROMPT_NS);
+        self.stage
+            .engine
+            .at(job, due, Event::Missed(program, self.generation));
+    }
+
+    /// Whether its neighbour still waits for a program that has ended long ago.
+    pub fn check_missed(&mut self, program: usize, generation: u64) {
+        let Some(ended_ns) = self.programs[program].ended_ns else {
+            return;
+        };
+        // Who hangs tells nobody.
+        let engine = &self.stage.engine;
+        let hangs = engine.all().any(|one| engine.is_hung(one));
+        if generation != self.generation || self.is_restarting || hangs || !self.trees_live() {
+            return;
+        }
+        let due = ended_ns
+            .saturating_add(PROMPT_NS)
+            .saturating_add(self.delayed_ns);
+        if due > self.stage.engine.now_ns() {
+            let job = self.job.process;
+            let missed = Event::Missed(program, generation);
+            return self.stage.engine.at(job, due, missed);
+        }
+        let neighbour = (program + 1) % self.programs.len();
+        if self.waits_for_neighbour(neighbour) {
+            let what = format!("program{} waits for program{}", neighbour + 1, program + 1);
+            self.stage.violation(self.job.process, PROMPT, what);
+        }
+    }
+
+    /// Nothing is to come any more: what was ordered is made, or was refused for what it was.
+    pub fn check_made(&mut self) {
+        if self.job.is_wanted {
+            let what = "there is no checkpoint of those that have not ended";
+            self.stage.violation(self.job.process, MADE, what);
         }
     }
 

@@ -14,6 +14,9 @@
 //! is, its neighbour publishes), and saves what it has seen. In a restart each publishes a new address (rebuild) and
 //! looks up its neighbours' (exchange).
 //!
+//! A program that ends takes with it what it had on its way. A checkpoint in which others could wait for that is given up and
+//! tried again, of the rest. What is restarted is the last checkpoint of all.
+//!
 //! A run has three parts: programs work and are checkpointed while things go wrong; all is killed, and the last complete
 //! checkpoint is restarted, while things go wrong; it is restarted once more, nothing goes wrong, and all end.
 //!

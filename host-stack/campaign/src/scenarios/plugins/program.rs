@@ -20,6 +20,8 @@ use crate::{
 
 /// A program sends about once in so long.
 const STEP_NS: u64 = 60_000;
+/// A plugin that waits for messages asks so often whether the round is still one.
+const ASK_NS: u64 = 200_000;
 /// Lanes: of messages on the ring, and of plugins to their supervisors.
 const RING: u64 = 1 << 32;
 const UP: u64 = 2 << 32;
@@ -45,6 +47,8 @@ pub struct Program {
     pub saved: Option<Seen>,
     /// The last phase that its plugin has passed, and in which round.
     passed: Option<(u64, Phase)>,
+    /// When it has ended, if it has.
+    pub ended_ns: Option<u64>,
     /// In a restart: its plugin has refilled.
     pub has_refilled: bool,
     /// Its supervisor is gone.
@@ -66,9 +70,11 @@ pub struct Task {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Publishing,
+    /// Is its neighbour in the round?
+    Collecting,
     LookingUp,
-    /// So many messages must have come.
-    Awaiting(u64),
+    /// So many messages must have come; meanwhile it may have asked whether the round is still one.
+    Awaiting(u64, bool),
 }
 
 impl Program {
@@ -80,6 +86,7 @@ impl Program {
             is_quiet: false,
             saved: None,
             passed: None,
+            ended_ns: None,
             has_refilled: false,
             is_alone: false,
             doing: None,
@@ -132,9 +139,10 @@ impl World {
         self.step_later(program);
     }
 
-    /// A message arrives.
+    /// A message arrives; unless its sender has ended, which takes with it what was on its way.
     pub fn data(&mut self, program: usize, generation: u64, number: u64) {
-        if generation != self.generation {
+        let sender = &self.programs[self.behind(program)];
+        if generation != self.generation || sender.ended_ns.is_some() {
             return;
         }
         let of = &mut self.programs[program];
@@ -245,7 +253,11 @@ impl World {
         let of = &mut self.programs[program];
         let (seen, generation) = (of.seen, self.generation);
         match phase {
-            Phase::Quiesce => of.is_quiet = true,
+            Phase::Quiesce => {
+                of.is_quiet = true;
+                let is_here = vec![(roster(program), Vec::new())];
+                return self.leave(program, is_here);
+            }
             Phase::Drain => return self.publish(program, seen.sent),
             Phase::Save => of.saved = Some(seen),
             Phase::Rebuild => {
@@ -301,13 +313,52 @@ impl World {
         self.say(program, ToSupervisor::Ask(Question::Lookup(vec![behind])));
     }
 
+    fn collect(&mut self, program: usize) {
+        let (prefix, after) = (ROSTER.to_vec(), Vec::new());
+        self.say(
+            program,
+            ToSupervisor::Ask(Question::Collect { prefix, after }),
+        );
+    }
+
+    /// A plugin that waits for messages asks whether the round is still one.
+    pub fn asks(&mut self, program: usize, task: Task) {
+        if let Some((its, Stage::Awaiting(count, false))) = self.programs[program].doing
+            && its == task
+        {
+            self.programs[program].doing = Some((task, Stage::Awaiting(count, true)));
+            self.collect(program);
+        }
+    }
+
+    fn awaits(&mut self, program: usize, task: Task, count: u64) {
+        let process = self.programs[program].process;
+        self.programs[program].doing = Some((task, Stage::Awaiting(count, false)));
+        let asks = Event::Asks(program, task);
+        self.stage.engine.after(process, ASK_NS, asks);
+        self.check_drained(program);
+    }
+
+    /// Whether a plugin waits for something of its neighbour in a checkpoint.
+    pub fn waits_for_neighbour(&self, program: usize) -> bool {
+        let of = &self.programs[program];
+        let waits = matches!(of.doing, Some((_, Stage::LookingUp | Stage::Awaiting(..))));
+        waits && self.stage.engine.is_alive(of.process)
+    }
+
     /// A plugin's question has an answer.
     fn told(&mut self, program: usize, answer: Result<Answer, String>) {
         let Some((task, stage)) = self.programs[program].doing else {
             return;
         };
+        let behind = roster(self.behind(program));
+        let mut is_there = false;
         let value = match answer {
             Err(why) => return self.done(program, Some(why)),
+            Ok(Answer::Entries { entries, .. }) => {
+                is_there = entries.iter().any(|(key, _)| *key == behind);
+                None
+            }
             Ok(Answer::Values(values)) => {
                 let value = values.first().and_then(|value| value[..].try_into().ok());
                 value.map(u64::from_le_bytes)
@@ -316,13 +367,15 @@ impl World {
         };
         match (task.phase, stage, value) {
             (Phase::Drain, Stage::Publishing, _) => {
+                self.programs[program].doing = Some((task, Stage::Collecting));
+                self.collect(program);
+            }
+            (Phase::Drain, Stage::Collecting, _) if is_there => {
                 self.programs[program].doing = Some((task, Stage::LookingUp));
                 self.look_up(program);
             }
-            (Phase::Drain, Stage::LookingUp, Some(count)) => {
-                self.programs[program].doing = Some((task, Stage::Awaiting(count)));
-                self.check_drained(program);
-            }
+            (Phase::Drain, Stage::LookingUp, Some(count))
+            | (Phase::Drain, Stage::Awaiting(count, true), _) => self.awaits(program, task, count),
             (Phase::Exchange, _, Some(generation)) if generation != self.generation => {
                 self.done(program, Some("it is an earlier one".into()));
             }
@@ -333,7 +386,7 @@ impl World {
     /// Whether all has come that was on its way.
     fn check_drained(&mut self, program: usize) {
         let of = &self.programs[program];
-        if let Some((_, Stage::Awaiting(count))) = of.doing
+        if let Some((_, Stage::Awaiting(count, false))) = of.doing
             && of.seen.received >= count
         {
             self.done(program, None);
@@ -377,6 +430,13 @@ impl World {
             self.step_later(program);
         }
     }
+}
+
+/// What the keys begin with by which programs say that they are in a round.
+const ROSTER: &[u8] = b"in/";
+
+fn roster(program: usize) -> Vec<u8> {
+    [ROSTER, &key(program)].concat()
 }
 
 fn key(program: usize) -> Vec<u8> {

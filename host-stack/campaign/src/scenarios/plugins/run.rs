@@ -4,7 +4,7 @@ use snaprig_ckpt_plugin::{
     message::{Answer, Question, ToPlugin, ToSupervisor},
     phase::Phase,
 };
-use snaprig_coord::plugins::{QuestionId, faults};
+use snaprig_coord::plugins::{QuestionId, Refusal, faults};
 use snaprig_sim::{Plan, ProcessId};
 
 use super::{
@@ -33,9 +33,10 @@ pub enum Event {
     Step(usize),
     /// To a program: a message of this generation of the ring.
     Data(usize, u64, u64),
-    /// To a program: its supervisor says something; it begins late; its supervisor is gone.
+    /// To a program: its supervisor says something; it begins late; it asks again; its supervisor is gone.
     Down(usize, u64, ToPlugin),
     Does(usize, Task),
+    Asks(usize, Task),
     Left(usize),
     /// To a supervisor: a plugin says something, or is gone.
     Up(usize, ToSupervisor),
@@ -46,11 +47,11 @@ pub enum Event {
     Answer(usize, QuestionId, Result<Answer, String>),
     /// To the job.
     Order,
-    Passed(usize, Phase),
-    /// The reason is for records.
-    #[expect(dead_code, reason = "records show it")]
-    Failed(String),
+    Again,
+    Passed(usize, u64, Phase),
+    Failed(u64, Refusal),
     TreeGone,
+    Missed(usize, u64),
     PhaseIsLate(u64, usize),
     Ask(usize, QuestionId, Question, u64),
     BoardTick,
@@ -78,6 +79,8 @@ pub struct World {
     pub generation: u64,
     pub is_restarting: bool,
     pub canary: Option<Canary>,
+    /// How much later all has happened that was to be late.
+    pub delayed_ns: u64,
     part: Part,
 }
 
@@ -107,6 +110,7 @@ impl World {
             generation: 0,
             is_restarting: false,
             canary,
+            delayed_ns: 0,
             part: Part::Work,
         }
     }
@@ -128,9 +132,14 @@ impl World {
 
     /// Whether all trees and programs live.
     pub fn all_live(&self) -> bool {
-        let trees = self.trees.iter().map(|tree| tree.process);
-        let programs = self.programs.iter().map(|program| program.process);
-        trees.chain(programs).all(|process| self.lives(process))
+        let mut programs = self.programs.iter().map(|program| program.process);
+        self.trees_live() && programs.all(|process| self.lives(process))
+    }
+
+    /// Whether all trees do.
+    pub fn trees_live(&self) -> bool {
+        let mut trees = self.trees.iter().map(|tree| tree.process);
+        trees.all(|process| self.lives(process))
     }
 
     /// Whether every program has sent and received all.
@@ -220,6 +229,7 @@ impl System for World {
             Event::Data(program, generation, number) => self.data(program, generation, number),
             Event::Down(program, round, message) => self.hears(program, round, message),
             Event::Does(program, task) => self.does_late(program, task),
+            Event::Asks(program, task) => self.asks(program, task),
             Event::Left(program) => self.is_left(program),
             Event::Up(program, message) => self.tree_hears(program, message),
             Event::Gone(program) => self.tree_loses(self.programs[program].tree, program),
@@ -228,8 +238,11 @@ impl System for World {
             Event::Release(tree, phase) => self.tree_releases(tree, phase),
             Event::Answer(tree, id, answer) => self.tree_is_answered(tree, id, answer),
             Event::Order => self.order(),
-            Event::Passed(tree, phase) => self.passed(tree, phase),
-            Event::Failed(_) | Event::TreeGone => self.give_up(),
+            Event::Again => self.try_checkpoint(),
+            Event::Passed(tree, round, phase) => self.passed(tree, round, phase),
+            Event::Failed(round, refusal) => self.failed(round, &refusal),
+            Event::TreeGone => self.tree_is_gone(),
+            Event::Missed(program, generation) => self.check_missed(program, generation),
             Event::PhaseIsLate(number, at) => self.phase_is_late(number, at),
             Event::Ask(tree, id, question, due) => self.asked(tree, id, question, due),
             Event::BoardTick => self.board_tick(),
@@ -248,6 +261,7 @@ impl System for World {
         self.part = match self.part {
             Part::Work => {
                 self.check_resumed();
+                self.check_made();
                 Part::FirstRestart
             }
             Part::FirstRestart if !self.is_complete() => Part::LastRestart,
@@ -259,6 +273,10 @@ impl System for World {
 
     fn waits(&self) -> Option<String> {
         (!self.is_complete()).then(|| "the last restart has not come to its end".into())
+    }
+
+    fn delayed(&mut self, by_ns: u64) {
+        self.delayed_ns = self.delayed_ns.saturating_add(by_ns);
     }
 
     fn has_faults(&self) -> bool {
@@ -289,6 +307,8 @@ impl System for World {
             self.stage.engine.after(job, NOTICE_NS, Event::TreeGone);
         }
         if let Some(program) = self.programs.iter().position(|one| one.process == process) {
+            self.programs[program].ended_ns = Some(self.stage.engine.now_ns());
+            self.is_missed_later(program);
             let tree = self.trees[self.programs[program].tree].process;
             let lane = NEWS + tree.0 as u64;
             let gone = Event::Gone(program);

@@ -7,7 +7,10 @@ use snaprig_ckpt_plugin::{
 use snaprig_coord::plugins::{Machine, Output, Progress, QuestionId, faults};
 use snaprig_sim::ProcessId;
 
-use super::run::{Event, World};
+use super::{
+    Canary,
+    run::{Event, World},
+};
 use crate::stage::{Effect, System as _};
 
 /// Lanes: of supervisors to plugins, and of supervisors to the job.
@@ -21,6 +24,8 @@ pub struct Tree {
     pub machine: Machine,
     /// The phase that its plugins are taken through, until they have passed it.
     pub phase: Option<Phase>,
+    /// They have, and nobody has said how it goes on.
+    has_passed: bool,
     /// The job's round that it was told of last.
     round: u64,
     /// When it wants to be woken.
@@ -33,6 +38,7 @@ impl Tree {
             process,
             machine: Machine::default(),
             phase: None,
+            has_passed: false,
             round: 0,
             tick_ns: None,
         }
@@ -51,7 +57,7 @@ impl World {
     pub fn tree_begins(&mut self, tree: usize, round: u64, phase: Phase) {
         let now = self.stage.engine.now_ns();
         let of = &mut self.trees[tree];
-        (of.round, of.phase) = (round, Some(phase));
+        (of.round, of.phase, of.has_passed) = (round, Some(phase), false);
         of.machine.towards(phase, b"/there", now);
         self.tree_goes_on(tree);
     }
@@ -60,7 +66,7 @@ impl World {
     pub fn tree_releases(&mut self, tree: usize, phase: Phase) {
         let now = self.stage.engine.now_ns();
         let of = &mut self.trees[tree];
-        of.phase = None;
+        (of.phase, of.has_passed) = (None, false);
         of.machine.release(phase, now);
         self.tree_goes_on(tree);
     }
@@ -74,6 +80,9 @@ impl World {
     }
 
     pub fn tree_loses(&mut self, tree: usize, program: usize) {
+        if self.canary == Some(Canary::UnheardEnd) {
+            return;
+        }
         let now = self.stage.engine.now_ns();
         let machine = &mut self.trees[tree].machine;
         machine.gone(program as u64);
@@ -133,18 +142,30 @@ impl World {
             self.stage.engine.at(own, due, Event::Tick(tree, due));
         }
         let Some(phase) = self.trees[tree].phase else {
-            return;
+            return self.tree_fails_late(tree);
         };
+        let round = self.trees[tree].round;
         let said = match self.trees[tree].machine.progress() {
             Progress::AtWork => return,
-            Progress::Done => Event::Passed(tree, phase),
-            Progress::Failed(refusal) => Event::Failed(refusal.what),
+            Progress::Done => Event::Passed(tree, round, phase),
+            Progress::Failed(refusal) => Event::Failed(round, refusal),
         };
         self.trees[tree].phase = None;
+        self.trees[tree].has_passed = matches!(said, Event::Passed(..));
         match self.fault(own, &faults::PASSED) {
             Effect::Ended => {}
             Effect::Late(by_ns) => self.send_to_job(tree, by_ns, said),
             _ => self.send_to_job(tree, 0, said),
+        }
+    }
+
+    /// Its plugins had passed a phase, and one has ended that those of others may wait for.
+    fn tree_fails_late(&mut self, tree: usize) {
+        let of = &mut self.trees[tree];
+        if let (true, Progress::Failed(refusal)) = (of.has_passed, of.machine.progress()) {
+            of.has_passed = false;
+            let failed = Event::Failed(of.round, refusal);
+            self.send_to_job(tree, 0, failed);
         }
     }
 
