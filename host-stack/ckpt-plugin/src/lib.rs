@@ -59,6 +59,9 @@
 //! and [`Event::collect`], which does not), and meet ([`Event::barrier`]), across all processes of a job. What is
 //! published goes with the round. Who waits for what never comes is told so, within its own patience.
 //!
+//! In a round that is given up, because somebody refuses or a process ends that others may wait for, every question is
+//! answered with an error at once. A plugin that waits for anything else in a phase asks now and then, and returns when it is.
+//!
 //! # What a plugin owns
 //!
 //! A descriptor that a plugin owns is not saved. In a restarted process it is a socket whose other end is closed, as if

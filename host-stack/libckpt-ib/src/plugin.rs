@@ -45,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 /// How long what may be lost is waited for.
 const UNRELIABLE_MAX: Duration = Duration::from_millis(50);
-/// How often a drain asks whether queue pairs of others have failed.
+/// How often a drain asks whether queue pairs of others have failed; that is also how it hears that the round is given up.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 /// How long a drain rests that has found nothing new.
 const REST: Duration = Duration::from_micros(20);

@@ -96,7 +96,8 @@ unsigned snaprig_ckpt_participants(snaprig_ckpt_event *event);
 
 /* The board of the plugins of one name, across all processes of the job. What is published goes with the round. Keys have
  * 128 bytes at most, values 32 KiB. Functions return 0, or -1 (NULL): the reason is then that of the plugin's refusal,
- * unless it gives another. Not in resume and go. */
+ * unless it gives another. Not in resume and go. In a round that is given up, because somebody refuses or a process ends
+ * that others may wait for, all of them fail at once: who waits for anything else in a phase calls one now and then. */
 
 /* Puts an entry on the board. A key that another plugin has published is an error. */
 int snaprig_ckpt_publish(snaprig_ckpt_event *event, const void *key, size_t key_bytes, const void *value,
