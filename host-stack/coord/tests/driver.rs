@@ -8,7 +8,7 @@ use common::{Disk, LONG, next, take_part};
 use snaprig_coord::{
     driver::{ConnectError, Control, Member},
     member::Event,
-    message::{CallError, Outcome, Refusal},
+    message::{CallError, NOT_NOW, Outcome, Refusal},
     phase::{Kind, Order, Phase},
 };
 use snaprig_peers::{Address, Token};
@@ -78,6 +78,33 @@ fn a_veto_undoes_the_round_and_says_whose_it_is() {
     let reason = "other: a socket to a stranger".into();
     assert_eq!(summary.outcome, Outcome::Undone { reason });
     assert!(disk.checkpoints.complete().is_empty());
+}
+
+#[test]
+fn a_round_that_a_member_leaves_is_worth_another_try_and_one_that_it_dies_in_is_not() {
+    for leaves in [true, false] {
+        let (_dir, disk) = disk();
+        let _coordinator = disk.coordinate(&disk.socket());
+        let (stays, goes) = (disk.join("stays"), disk.join("goes"));
+        let control = disk.control();
+        let summary = thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(take_part(&stays), [Phase::Look, Phase::Undo]));
+            scope.spawn(move || {
+                assert!(matches!(next(&goes), Event::Begin { .. }));
+                match leaves {
+                    true => goes.leave(),
+                    false => drop(goes),
+                }
+            });
+            control
+                .order(Order::new(Kind::Checkpoint))
+                .expect("a round")
+        });
+        let Outcome::Undone { reason } = summary.outcome else {
+            panic!("it is complete");
+        };
+        assert_eq!(reason.contains(NOT_NOW), leaves, "{reason}");
+    }
 }
 
 #[test]
