@@ -5,13 +5,15 @@ mod checkpointed;
 mod fabric;
 
 use std::{
+    fs,
     ops::Range,
-    process::Stdio,
+    path::Path,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use checkpointed::{Checkpointed, JobOnNodes};
-use fabric::{assert_success, text};
+use fabric::{SNAPRIG, assert_success, text, wait_until};
 use snaprig_fixtures::mpi::KERNELS;
 
 /// Programs, what both ends are told, and what is printed in the end. They verify what comes, or count it.
@@ -117,6 +119,53 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
             begun.elapsed()
         );
     }
+}
+
+/// One of two processes is killed when the other one's plugins wait for it, with the patience of an hour.
+#[test]
+#[cfg_attr(
+    not(has_file = "/usr/include/infiniband/verbs.h"),
+    ignore = "/usr/include/infiniband/verbs.h is not there (ci/setup)"
+)]
+fn who_is_killed_amid_a_drain_keeps_nobody_waiting() {
+    let job = Checkpointed::new();
+    let program = job.directory.path().join("ended");
+    compile_with_plugins("ended", &program);
+    let files = ["stop", "victim", "waits"].map(|file| job.directory.path().join(file));
+    let words = [&program, &files[0], &files[1], &files[2]];
+    let words = words.map(|path| path.to_str().expect("a name"));
+    let running = job.launch(&words);
+    let victim = || fs::read_to_string(&files[1]).ok()?.parse::<i32>().ok();
+    wait_until("both are at work", || victim().is_some());
+    let mut dump = job.command(&["dump", "--leave-running"]);
+    let mut dump = dump.spawn().expect("snaprig starts");
+    wait_until("one waits for the other", || files[2].exists());
+    let victim = victim().expect("it is at work");
+    // SAFETY: kill(2) takes numbers alone; it is a process of this test's, whose parent waits for it no sooner than it ends.
+    unsafe { libc::kill(victim, libc::SIGKILL) };
+    wait_until("nobody waits", || {
+        dump.try_wait().expect("it is ours").is_some()
+    });
+    // Who is left may first have to find out that its peer is gone.
+    wait_until("there is a checkpoint of the rest", || {
+        job.ckpt(&["dump", "--leave-running"]).status.success()
+    });
+    job.killed(running, 1);
+    fs::write(&files[0], "").expect("a file");
+    let text = job.goes_on("ended", &[]);
+    assert_eq!(text.matches("all as it should be").count(), 1, "{text}");
+}
+
+/// Compiles a program of tests/verbs that has plugins of its own.
+fn compile_with_plugins(name: &str, to: &Path) {
+    let flags = Command::new(SNAPRIG).args(["include", "--ckpt"]).output();
+    let flags = text(&flags.expect("snaprig starts"));
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR")).join("verbs");
+    let source = kit.join(name).join(name).with_extension("c");
+    let mut gcc = Command::new("gcc");
+    gcc.arg("-O1").arg(source).args(flags.split_whitespace());
+    let status = gcc.arg("-libverbs").arg("-o").arg(to).status();
+    assert!(status.expect("gcc").success());
 }
 
 /// What becomes of a job.
