@@ -142,6 +142,31 @@ fn groups_of_the_manager_reach_all_nodes() {
     );
 }
 
+/// A server on node 1 and its client on node 2, between which the network is cut when they are at work. Then comes `meanwhile`, and
+/// the network is whole again. `is_so NODE WHAT` waits until the fabric's list at a node has a line like that; `ended` is how the
+/// client has ended, once `wait_for_client` has been called. What they and the script say.
+fn cut(server: &str, client: &str, meanwhile: &str) -> String {
+    let script = format!(
+        "cd $SNAPRIG_NODES\n\
+         is_so() {{ until ./rsh node$1 '{SNAPRIG} fabric list --json' | grep -E \"$2\" > /dev/null; do kill -0 $server || exit 1; done; }}\n\
+         wait_for_client() {{ wait $client; ended=$?; }}\n\
+         timeout 100 ./rsh node1 '{server}' & server=$!\n\
+         (until timeout 100 ./rsh node2 '{client}' > client; do\n\
+             status=$?; grep -q 'remote address' client && exit $status; kill -0 $server || exit 1\n\
+         done) & client=$!\n\
+         is_so 2 '\"port_xmit_packets\": [0-9]{{4}}'\n\
+         ip link set snaprig2 down\n\
+         {meanwhile}\n\
+         ip link set snaprig2 up\n\
+         [ $ended ] || wait_for_client\n\
+         wait $server; echo server $?, client $ended; cat client"
+    );
+    text(&nodes(&["--", "bash", "-c", &script]))
+}
+
+/// The sender has missed an acknowledgement.
+const IS_MISSED: &str = "is_so 2 '\"local_ack_timeout_err\": [1-9]'";
+
 /// Processes of one node's control daemon have nothing in common with another's but what every process of a user may have.
 #[test]
 fn daemons_share_no_memory_and_no_socket() {
@@ -293,6 +318,81 @@ fn a_group_goes_over_to_tcp_and_back() {
         end.starts_with(&format!("3 members, {ROUNDS} rounds")),
         "{end}"
     );
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn a_short_cut_is_survived() {
+    let write = "ib_write_bw -F -n 20000 -s 16384 -u 18";
+    let said = cut(write, &format!("{write} 10.77.0.1"), IS_MISSED);
+    assert!(said.contains("server 0, client 0"), "{said}");
+}
+
+/// Longer than their connections last: the nodes find each other again, and the programs' retries do not end before that.
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn programs_go_on_when_their_nodes_have_found_each_other_again() {
+    let write = "ib_write_bw -F -n 20000 -s 16384 -u 21";
+    let both_are_down = "for node in 1 2; do is_so $node '\"is_up\": false'; done";
+    let said = cut(write, &format!("{write} 10.77.0.1"), both_are_down);
+    assert!(said.contains("server 0, client 0"), "{said}");
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn a_long_cut_ends_a_request_as_an_hca_does() {
+    let write = "ib_write_bw -F -n 500000 -s 4096";
+    let said = cut(write, &format!("{write} 10.77.0.1"), "wait_for_client");
+    // IBV_WC_RETRY_EXC_ERR; the server hears from its client that it has ended.
+    assert!(
+        said.contains("server 1, client 1") && said.contains("Failed status 12"),
+        "{said}"
+    );
+}
+
+/// A job that looks at every byte.
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn a_job_has_its_golden_results_after_a_cut() {
+    let _alone = fabric::one_job();
+    let directory = tempfile::tempdir().expect("a directory");
+    let ring = kernel("ring");
+    let program = ring
+        .compile("mpicc", directory.path())
+        .expect("it compiles");
+    let said = directory.path().join("said");
+    let script = format!(
+        "timeout 100 mpirun -n 4 {ucx} {program} --pace-us 100000 > {said} & job=$!\n\
+         until grep -q '^ring: iteration ' {said}; do kill -0 $job || exit 1; done\n\
+         ip link set snaprig2 down\n\
+         until for node in 1 2; do $SNAPRIG_NODES/rsh node$node '{SNAPRIG} fabric list --json'; done |\n\
+             grep '\"local_ack_timeout_err\": [1-9]' > /dev/null; do kill -0 $job || exit 1; done\n\
+         ip link set snaprig2 up\n\
+         wait $job",
+        ucx = UCX.join(" "),
+        program = program.display(),
+        said = said.display(),
+    );
+    let ran = nodes(&["--", "bash", "-c", &script]);
+    assert_success("ring", std::slice::from_ref(&ran));
+    let said = std::fs::read_to_string(said).expect("what it said");
+    assert_eq!(said, ring.golden);
 }
 
 /// As on two machines, each of which has been told the addresses of both.
