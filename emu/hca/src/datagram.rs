@@ -21,11 +21,6 @@ use crate::{
     wire,
 };
 
-/// Whether a queue pair has sent it: the switch gives nothing back to that.
-fn is_sender(qp: &Qp, route: &Route) -> bool {
-    qp.number.get() == route.from_qp && qp.port.get() == route.from_port
-}
-
 /// Bytes before the data.
 const GRH_BYTES: u64 = wire::GRH_BYTES as u64;
 
@@ -291,4 +286,9 @@ impl<H: Host> Hca<'_, H> {
         self.complete(qp.recv_cq.get(), &completion);
         self.release_receive(qp);
     }
+}
+
+/// Whether a queue pair has sent it: the switch gives nothing back to that.
+fn is_sender(qp: &Qp, route: &Route) -> bool {
+    qp.number.get() == route.from_qp && qp.port.get() == route.from_port
 }
