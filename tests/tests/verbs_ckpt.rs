@@ -6,19 +6,24 @@ mod fabric;
 
 use std::{
     path::Path,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use checkpointed::{Checkpointed, JobOnNodes};
 use fabric::{assert_success, free_port, text};
 use snaprig_fixtures::mpi::KERNELS;
 
-/// Processes that wait for their peer by looking share processors badly: one pair at a time.
 static PAIRS: Mutex<()> = Mutex::new(());
+
+/// One pair at a time. Its ends poll without rest: of two pairs on two processors, neither may have both its ends at work for
+/// minutes.
+fn alone() -> MutexGuard<'static, ()> {
+    PAIRS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A pair is checkpointed in the middle, twice in one life, and ends in another fabric as if nothing had been.
 fn goes_on(server: &str, client: &str, elsewhere: &[&str], said: &str) {
-    let _alone = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let name = server.split(' ').next().unwrap_or_default();
     let pair = Checkpointed::new();
     let mut running = pair.launch_pair(server, client);
@@ -148,6 +153,7 @@ fn an_mpi_job_on_nodes_goes_on_on_others() {
     ignore = "ibv_rc_pingpong is not installed (ci/setup)"
 )]
 fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
+    let _alone = alone();
     let client = Checkpointed::new();
     let port = free_port();
     let port_text = port.to_string();
@@ -168,7 +174,7 @@ fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
 
 /// A program of tests/verbs outlives checkpoints, with images of this kind.
 fn program_goes_on(name: &str, mode: &str, images: &str, count: u32) {
-    let _alone = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let job = Checkpointed::new();
     let program = job.directory.path().join(name);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
