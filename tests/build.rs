@@ -2,18 +2,22 @@
 
 /// Programs that others built, which tests run.
 const PROGRAMS: &[&str] = &[
+    "cmake",
     "fi_pingpong",
     "fio",
     "ib_write_bw",
     "ibv_devinfo",
     "ibv_rc_pingpong",
     "iperf",
+    "lstopo-no-graphics",
+    "make",
     "mckey",
     "mpicc",
     "mpicc.mpich",
     "mpicc.openmpi",
     "mpiexec.hydra",
     "mpirun",
+    "pkg-config",
     "qperf",
     "rdma_server",
     "riostream",

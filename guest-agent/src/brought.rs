@@ -14,7 +14,7 @@ use std::{
         fd::AsRawFd,
         unix::fs::{MetadataExt, OpenOptionsExt},
     },
-    path::Path,
+    path::{Path, PathBuf},
     ptr,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -122,30 +122,65 @@ pub fn mark(file: &File, hash: u64) -> io::Result<()> {
 }
 
 fn bring(from: &Endpoint, library: &Library, path: &Path) -> io::Result<()> {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let partial = format!("{}.{pid}-{number}.partial", library.path);
-    let brought = (|| {
-        let (file, hash) = window(from, &partial, library.bytes, library.window)?;
+    named_when_whole(path, |partial| {
+        let (file, hash) = window(from, partial, library.bytes, library.window)?;
         if hash != library.hash {
             return Err(io::Error::from_raw_os_error(libc::EBADMSG));
         }
-        mark(&file, hash)?;
-        fs::rename(&partial, path)
-    })();
-    if brought.is_err() {
-        // It may not have come so far.
-        let _ = fs::remove_file(&partial);
+        mark(&file, hash)
+    })
+}
+
+/// Makes a file under another name, and gives it its own when it is made: several may make the same one at a time.
+pub fn named_when_whole(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
     }
-    brought
+    let mut partial = Partial::of(path);
+    make(partial.aside())?;
+    partial.name()
+}
+
+/// A file that has no name of its own yet; if it gets none, nothing of it remains.
+pub struct Partial {
+    path: PathBuf,
+    aside: PathBuf,
+}
+
+impl Partial {
+    /// Of a file that will be at `path`. Nobody else has the other name.
+    pub fn of(path: &Path) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(format!(".{pid}-{number}.partial"));
+        Self {
+            path: path.to_owned(),
+            aside: aside.into(),
+        }
+    }
+
+    /// Where to make it.
+    pub fn aside(&self) -> &Path {
+        &self.aside
+    }
+
+    /// Gives it its name.
+    pub fn name(&mut self) -> io::Result<()> {
+        fs::rename(&self.aside, &self.path)
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // It may not have come so far, or has its name.
+        let _ = fs::remove_file(&self.aside);
+    }
 }
 
 /// Brings bytes of a host's window into a new file, by RDMA, straight into the file's pages; the file,
 /// and the hash of its bytes.
-pub fn window(from: &Endpoint, path: &str, bytes: u64, window: i64) -> io::Result<(File, u64)> {
+pub fn window(from: &Endpoint, path: &Path, bytes: u64, window: i64) -> io::Result<(File, u64)> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create_new(true).mode(0o755);
     let file = options.open(path)?;

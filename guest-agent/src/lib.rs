@@ -10,7 +10,8 @@
 //! | [`offload`] | the offload process's runtime and its sink C API |
 //! | [`daemon`] | the COI daemon |
 //! | [`faults`] | where something can go wrong |
-//! | [`snapify_io`] | files on other nodes, as descriptors |
+//! | [`processors`] | the card's cores and hardware threads |
+//! | [`snapify_io`] | the Snapify-IO daemon |
 //! | [`spawn`] | starting programs |
 
 pub mod brought;
@@ -19,6 +20,7 @@ pub mod environment;
 pub mod faults;
 pub mod frames;
 pub mod offload;
+pub mod processors;
 pub mod scif;
 pub mod snapify_io;
 pub mod spawn;

@@ -4,9 +4,10 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::fd::AsRawFd,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
+use snaprig_scif_lanes::card::{OnCard, be_willing};
 use snaprig_wire::{
     frame::Incoming,
     scif::{
@@ -24,6 +25,8 @@ pub const PROT_READ_WRITE: i32 = ioctl::PROT;
 /// One endpoint.
 pub struct Endpoint {
     file: File,
+    /// Of a connection.
+    end: OnceLock<OnCard>,
     /// Of its messages, what has come.
     incoming: Mutex<Incoming>,
 }
@@ -31,11 +34,25 @@ pub struct Endpoint {
 impl Endpoint {
     /// scif_open.
     pub fn open() -> io::Result<Self> {
+        let endpoint = Self::open_device()?;
+        be_willing(endpoint.file.as_raw_fd());
+        Ok(endpoint)
+    }
+
+    fn open_device() -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(DEVICE)?;
-        Ok(Self {
-            file,
-            incoming: Mutex::default(),
-        })
+        Ok(file.into())
+    }
+
+    /// It is this side of a connection.
+    fn connected(&self, side: usize) {
+        self.end
+            .get_or_init(|| OnCard::new(self.file.as_raw_fd(), side));
+    }
+
+    /// Its end of the lanes, if its connection has any.
+    fn lanes(&self) -> Option<&OnCard> {
+        self.end.get().filter(|end| end.is_there())
     }
 
     fn ioctl<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
@@ -79,6 +96,7 @@ impl Endpoint {
             ..Connect::default()
         };
         self.ioctl(ioctl::CONNECT, &mut argument)?;
+        self.connected(0);
         Ok(argument.own_port)
     }
 
@@ -89,8 +107,9 @@ impl Endpoint {
             ..Accept::default()
         };
         self.ioctl(ioctl::ACCEPT, &mut argument)?;
-        let accepted = Self::open()?;
+        let accepted = Self::open_device()?;
         accepted.ioctl(ioctl::ACCEPT_CLAIM, &mut argument.endpoint)?;
+        accepted.connected(1);
         Ok((
             accepted,
             PortId {
@@ -102,6 +121,13 @@ impl Endpoint {
 
     /// scif_send, all of it.
     pub fn send(&self, mut data: &[u8]) -> io::Result<()> {
+        if let Some(lanes) = self.lanes() {
+            while !data.is_empty() {
+                let sent = lanes.send(data.as_ptr().expose_provenance(), data.len(), true);
+                data = &data[uninterrupted(sent)?..];
+            }
+            return Ok(());
+        }
         while !data.is_empty() {
             let mut argument = Message {
                 address: data.as_ptr() as u64,
@@ -117,6 +143,16 @@ impl Endpoint {
 
     /// scif_recv: at least one byte.
     pub fn recv(&self, to: &mut [u8]) -> io::Result<usize> {
+        if let Some(lanes) = self.lanes() {
+            loop {
+                let at = to.as_mut_ptr().expose_provenance();
+                let received = lanes.recv(at, to.len(), 1.min(to.len()));
+                match uninterrupted(received)? {
+                    0 if !to.is_empty() => {}
+                    count => return Ok(count),
+                }
+            }
+        }
         let mut argument = Message {
             address: to.as_mut_ptr() as u64,
             len: to.len().min(1 << 20) as i32,
@@ -194,6 +230,20 @@ impl Endpoint {
         )
     }
 
+    /// scif_vwriteto: out of memory that need not be registered.
+    pub fn vwriteto(&self, bytes: &[u8], remote: i64) -> io::Result<()> {
+        self.ioctl(
+            ioctl::VWRITE_TO,
+            &mut Copy {
+                local: 0,
+                len: bytes.len() as u64,
+                remote,
+                address: bytes.as_ptr() as u64,
+                flags: ioctl::RMA_SYNC,
+            },
+        )
+    }
+
     /// scif_get_nodeIDs: the node of this card.
     pub fn node(&self) -> io::Result<u16> {
         let (mut nodes, mut own) = ([0_u16; 1], 0_u16);
@@ -209,5 +259,24 @@ impl Endpoint {
     /// Its descriptor.
     pub fn as_file(&self) -> &File {
         &self.file
+    }
+}
+
+/// One that another process has made to listen.
+impl From<File> for Endpoint {
+    fn from(file: File) -> Self {
+        Self {
+            file,
+            end: OnceLock::new(),
+            incoming: Mutex::default(),
+        }
+    }
+}
+
+/// How much went; nothing, if a signal came first.
+fn uninterrupted(moved: Result<usize, i32>) -> io::Result<usize> {
+    match moved {
+        Err(libc::EINTR) => Ok(0),
+        moved => moved.map_err(io::Error::from_raw_os_error),
     }
 }

@@ -2,10 +2,12 @@
 
 use std::{env, fs, path::Path};
 
-const PACKAGES: [&str; 5] = [
+const PACKAGES: [&str; 7] = [
     "snaprig-verbs",
     "snaprig-libscif",
     "snaprig-libcoi",
+    "snaprig-libsnapify",
+    "snaprig-libmicmgmt",
     "snaprig-libckpt-plugin",
     "snaprig-libckpt-ib",
 ];

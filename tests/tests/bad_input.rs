@@ -142,7 +142,10 @@ fn cards_of_impossible_sizes_are_refused() {
         assert!(matches!(rig.err(), Some(RigError::Memory { .. })));
     }
     let rig = Rig::builder().exe(SNAPRIG).cores(0).start();
-    assert!(matches!(rig.err(), Some(RigError::Cores { cores: 0 })));
+    assert!(matches!(
+        rig.err(),
+        Some(RigError::Processors { processors: 0 })
+    ));
 }
 
 #[test]

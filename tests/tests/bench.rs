@@ -1,4 +1,4 @@
-//! `snaprig bench card`, `bench scif`, `bench coi`, `bench snapify` and `bench ckpt-ib` measure what they say, on the platforms that are here.
+//! `snaprig bench card`, `bench scif`, `bench coi`, `bench snapify`, `bench snapify-io` and `bench ckpt-ib` measure what they say, on the platforms that are here.
 
 use std::process::Command;
 
@@ -53,8 +53,56 @@ fn coi_is_measured_beside_the_host() {
 }
 
 #[test]
+fn files_go_to_the_host_and_back_by_every_way_that_is_here() {
+    let expected = ["local", "snapify", "checkpoint", "restart", "paper_times"];
+    measures("snapify-io", "2", &expected);
+}
+
+#[test]
 fn what_snapify_costs_is_measured() {
-    measures("snapify", "1", &["MD", "KM", "BT-MZ"]);
+    let expected = [
+        "MD",
+        "KM",
+        "BT-MZ",
+        "average",
+        "checkpoint",
+        "restart",
+        "local_store",
+        "migration",
+        "swap_out",
+        "swap_in",
+    ];
+    measures("snapify", "1", &expected);
+}
+
+#[test]
+fn what_is_measured_of_snapify_is_a_page_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let report = directory.path().join("report.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"))
+        .args(["bench", "snapify", "--only", "migration", "--runs", "2"])
+        .arg("--report")
+        .arg(&report)
+        .arg("--dir")
+        .arg(directory.path())
+        .output()
+        .expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let text = String::from_utf8(output.stdout).expect("text is UTF-8");
+    assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    assert!(
+        text.contains("Figure 10 (d)") && text.contains("BT-MZ"),
+        "{text}"
+    );
+    assert!(!text.contains("Figure 10 (a)"), "{text}");
+    let page = std::fs::read_to_string(report).expect("a page");
+    assert!(
+        page.contains("Figure 10 (d)") && page.contains("<svg"),
+        "{page}"
+    );
+    let left = directory.path().read_dir().expect("a directory").count();
+    assert_eq!(left, 1, "only the page is left");
 }
 
 #[test]

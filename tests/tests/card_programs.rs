@@ -89,6 +89,21 @@ fn a_dynamic_program_brings_its_libraries(platform: &str) {
 }
 
 #[test]
+fn programs_without_a_directory_are_those_of_path() {
+    let output = card_run(&[], &["echo", "from PATH"]);
+    assert_eq!(output.stdout, b"from PATH\n");
+    let missing = card_run(&[], &["no-such-program"]);
+    let errors = String::from_utf8_lossy(&missing.stderr);
+    assert_eq!(errors, "error: no `no-such-program` on PATH\n");
+    let shell = "$snaprig card exec -- echo from PATH, too";
+    let output = Command::new(SNAPRIG)
+        .args(["run", "--", "sh", "-c", shell])
+        .env("snaprig", SNAPRIG)
+        .output();
+    assert_eq!(output.expect("it starts").stdout, b"from PATH, too\n");
+}
+
+#[test]
 fn files_come_from_a_tar_image_to_where_they_are_wanted() {
     let dir = directory();
     std::fs::write(dir.path().join("inside"), "from an image\n").expect("written");
@@ -281,7 +296,82 @@ fn the_system_calls_of_a_card_are_listed() {
     assert_eq!(table.lines().count(), calls.len());
 }
 
+/// What a program says on a card of two cores with four hardware threads each.
+fn of_two_cores(platform: &str, command: &[&str]) -> String {
+    let options = "--cores 2 --threads-per-core 4 --platform".split(' ');
+    let options: Vec<_> = options.chain([platform]).collect();
+    let output = card_run(&options, command);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (printed, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {errors}");
+    printed
+}
+
+fn processors_have_cores_and_caches(platform: &str) {
+    let printed = of_two_cores(platform, &["lscpu"]);
+    let lines: Vec<_> = printed
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    for expected in [
+        "CPU(s): 8",
+        "On-line CPU(s) list: 0-7",
+        "Thread(s) per core: 4",
+        "Core(s) per socket: 2",
+        "Socket(s): 1",
+        "L1d cache: 64 KiB (2 instances)",
+        "L2 cache: 1 MiB (2 instances)",
+    ] {
+        assert!(
+            lines.iter().any(|line| line == expected),
+            "no {expected:?}:\n{printed}"
+        );
+    }
+    assert_eq!(of_two_cores(platform, &["nproc", "--all"]), "8\n");
+    let table = of_two_cores(platform, &["lscpu", "--parse=CPU,CORE,SOCKET"]);
+    assert!(
+        table.ends_with("\n3,0,0\n4,1,0\n5,1,0\n6,1,0\n7,1,0\n"),
+        "{table}"
+    );
+    let one = card_run(
+        &["--cores", "1", "--platform", platform],
+        &["nproc", "--all"],
+    );
+    assert_eq!(one.stdout, b"1\n");
+}
+
+fn programs_with_hwloc_see_the_card(platform: &str) {
+    let tree = of_two_cores(
+        platform,
+        &["lstopo-no-graphics", "--of", "console", "--no-io"],
+    );
+    let (cores, threads) = (
+        tree.matches("Core L#").count(),
+        tree.matches("PU L#").count(),
+    );
+    assert_eq!((cores, threads), (2, 8), "{tree}");
+    assert_eq!(tree.matches("L2 L#").count(), 2, "{tree}");
+}
+
+mod hwloc {
+    #[test]
+    #[cfg_attr(
+        not(all(has_kvm, has_program = "lstopo-no-graphics")),
+        ignore = "no /dev/kvm, or no hwloc"
+    )]
+    fn on_kvm() {
+        super::programs_with_hwloc_see_the_card("kvm");
+    }
+
+    #[test]
+    #[cfg_attr(not(has_program = "lstopo-no-graphics"), ignore = "no hwloc")]
+    fn on_ptrace() {
+        super::programs_with_hwloc_see_the_card("ptrace");
+    }
+}
+
 on_each_platform! {
+    processors_have_cores_and_caches
     a_dynamic_program_brings_its_libraries
     a_shell_script_with_everything
     bash_and_the_usual_tools_over_files

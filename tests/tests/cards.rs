@@ -105,6 +105,51 @@ fn a_crashed_card_is_reset_and_works_and_the_others_never_notice(platform: &str)
     assert_eq!((other.pid(), other.state()), (pid, CardState::Online));
 }
 
+fn cards_are_killed_reset_and_unplugged_from_a_shell(platform: &str) {
+    let script = "
+        card() { $snaprig card \"$@\" 2>&1; }
+        card kill 1; card list; card exec -- /bin/true
+        card plug 1; card reset 1; card exec -- /bin/echo there
+        card unplug 2 --json; card reset 2; card exec --node 2 -- /bin/true; card plug 2
+        card kill-daemon 2; card reset 2; card shut-down 2; card list
+        card reset 9; card kill --rig /nowhere 1; card kill 0 | head -n 1";
+    let output = Command::new("timeout")
+        .args(["240", SNAPRIG, "run", "--cards", "2", "--platform"])
+        .args([platform, "--", "sh", "-c", script])
+        .env("snaprig", SNAPRIG)
+        .output()
+        .expect("it starts");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let expected = "card 1  crashed
+card 1  crashed
+card 2  online
+error: card 1 is crashed; snaprig card reset 1
+error: card 1 is crashed: it cannot be plugged in
+card 1  online
+there
+{
+  \"2\": \"offline\"
+}
+error: card 2 is offline: it cannot be reset; plug it in
+error: card 2 is offline; snaprig card plug 2
+card 2  online
+card 2  crashed
+card 2  online
+card 2  offline
+card 1  online
+card 2  offline
+error: there is no card 9: the rig has cards 1 and 2
+error: no rig runs in /nowhere: No such file or directory (os error 2)
+error: invalid value '0' for '<CARD>': 0 is not in 1..=65535
+";
+    assert_eq!(
+        printed,
+        expected,
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
 fn a_card_that_is_unplugged_at_any_step_fails_that_step_and_can_be_plugged_in_again(
     platform: &str,
 ) {
@@ -256,6 +301,7 @@ fn a_reset_that_is_interrupted_ends_and_the_next_one_succeeds(platform: &str) {
 }
 
 on_each_platform! {
+    cards_are_killed_reset_and_unplugged_from_a_shell
     a_crashed_card_is_reset_and_works_and_the_others_never_notice
     a_card_that_is_unplugged_at_any_step_fails_that_step_and_can_be_plugged_in_again
     a_process_whose_card_is_reset_or_unplugged_is_restored_elsewhere_or_where_it_was

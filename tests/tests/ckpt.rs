@@ -4,7 +4,10 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::unix::{
+        fs::PermissionsExt,
+        process::{CommandExt, ExitStatusExt},
+    },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio},
     thread,
@@ -170,6 +173,80 @@ fn a_shell_goes_on(user: Option<u32>) {
         assert_eq!(job.line(), "sum 100 through pipes");
         assert_eq!(job.ends(), 7);
     }
+}
+
+#[test]
+fn who_was_started_by_somebody_else_goes_on_where_it_was() {
+    let place = Place::new(None);
+    let mut command = Command::new("bash");
+    command.args(["-c", PIPES]);
+    let mut shell = Place::start(command);
+    let pid = shell.supervisor.id().to_string();
+    let dump = |how: &str| {
+        let mut command = place.ckpt("dump");
+        command.arg("--dir").arg(place.checkpoints());
+        succeeded(&command.args(["--pid", &pid, how]).output().unwrap());
+    };
+    let first = shell.line();
+    shell.go_on();
+    assert!(shell.line().starts_with("turn 2 of "));
+    dump("--leave-running");
+    shell.go_on();
+    assert!(shell.line().starts_with("turn 3 of "));
+    dump("--kill");
+    assert_eq!(
+        shell.supervisor.wait().unwrap().signal(),
+        Some(libc::SIGKILL)
+    );
+    let mut job = place.restart();
+    // From here on it has a supervisor.
+    place.wait_for_supervisor();
+    job.go_on();
+    assert_eq!(job.line(), first.replace("turn 1", "turn 4"));
+    succeeded(&place.dump("--leave-running"));
+    job.go_on();
+    assert_eq!(job.line(), "sum 100 through pipes");
+    assert_eq!(job.ends(), 7);
+}
+
+#[test]
+fn who_has_lost_its_parent_does_too() {
+    let place = Place::new(None);
+    let program = "import os, time\n\
+        while not os.path.exists('stop'): time.sleep(0.01)\n\
+        open('result', 'w').write(str(os.getpid()))";
+    let script = r#"/usr/bin/python3 -c "$0" < /dev/null > /dev/null 2>&1 & echo $!"#;
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", script, program])
+        .current_dir(place.dir.path());
+    let pid = String::from_utf8(shell.output().unwrap().stdout).unwrap();
+    let pid = pid.trim();
+    let mut dump = place.ckpt("dump");
+    dump.arg("--dir").arg(place.checkpoints());
+    succeeded(&dump.args(["--pid", pid, "--kill"]).output().unwrap());
+    let job = place.restart();
+    fs::write(place.dir.path().join("stop"), "").unwrap();
+    assert_eq!(job.ends(), 0);
+    let result = fs::read_to_string(place.dir.path().join("result"));
+    assert_eq!(result.unwrap(), pid);
+}
+
+#[test]
+fn who_is_checkpointed_does_not_do_it_itself() {
+    let place = Place::new(None);
+    // A list of commands: the shell stays.
+    let script = format!(
+        "{} ckpt dump --dir {} --pid $$; exit $?",
+        place.snaprig.display(),
+        place.checkpoints().display()
+    );
+    let output = Command::new("bash").args(["-c", &script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("do so from elsewhere"),
+        "{said}"
+    );
 }
 
 /// A shell with a variable, and a child that adds up what goes through pipes. It says what it has and waits for a line,

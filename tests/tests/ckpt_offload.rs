@@ -140,6 +140,73 @@ fn outlives_everything(platform: &str, folder: &str, run_functions: u64) {
     );
 }
 
+/// The program was started as any other; it is checkpointed twice, and is restarted on another rig each time.
+fn started_by_itself(platform: &str) {
+    let compiled = Program::compile("workloads/km", "", "-fopenmp");
+    let golden = compiled.sources().join("golden");
+    let golden = fs::read_to_string(golden).expect("a golden output");
+    let [host, sink] = ["host", "sink"].map(|name| compiled.directory().join(name));
+    let scratch = tempfile::tempdir().expect("a directory");
+    let directory = scratch.path();
+    let first = rig(platform);
+    let sdk = Sdk::of(Path::new(SNAPRIG)).expect("libraries");
+    let program = Command::new(&host)
+        .arg(&sink)
+        .current_dir(directory)
+        .envs(sdk.environment(first.dir()).expect("an environment"))
+        .stdin(Stdio::null())
+        .stdout(File::create(directory.join("out")).expect("a file"))
+        .spawn();
+    let mut program = Job {
+        supervisor: program.expect("it starts"),
+    };
+    let pid = program.supervisor.id();
+    let snapify = |arguments: &[&str]| {
+        let mut command = Command::new(SNAPRIG);
+        command.arg("snapify").args(arguments).arg(pid.to_string());
+        command.arg("--dir").arg(directory);
+        command
+    };
+    let mut checkpointed = Vec::new();
+    for (run_functions, more) in [
+        (2, &["checkpoint", "--zstd"][..]),
+        (4, &["checkpoint", "--kill"]),
+    ] {
+        let mut control = until("an offload process", || {
+            Client::connect(first.dir(), pid).ok()
+        });
+        let hold = Control::BreakAtRunFunction(run_functions);
+        control.run(&hold, PATIENCE).expect("it gets there");
+        drop(control);
+        let output = snapify(more).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{platform}: {said}");
+        checkpointed.push(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let is_one = |said: &String| said.contains(&format!("of program {pid}:"));
+    assert!(checkpointed.iter().all(is_one), "{checkpointed:?}");
+    assert_eq!(program.ended(), None, "killed");
+    drop(first);
+    for round in ["1", "2"] {
+        let second = rig(platform);
+        let mut restart = snapify(&["restart", "--round", round]);
+        let out = File::create(directory.join("out")).expect("a file");
+        restart.arg("--rig").arg(second.dir());
+        restart.envs(sdk.environment(second.dir()).expect("an environment"));
+        let supervisor = restart.stdin(Stdio::null()).stdout(out).spawn();
+        let mut job = Job {
+            supervisor: supervisor.expect("it starts"),
+        };
+        let status = job.ended();
+        let out = fs::read_to_string(directory.join("out")).expect("its output");
+        assert_eq!(
+            (status, out.as_str()),
+            (Some(0), golden.as_str()),
+            "{platform}"
+        );
+    }
+}
+
 fn molecular_dynamics(platform: &str) {
     outlives_everything(platform, "md", 4);
 }
@@ -153,6 +220,7 @@ fn matrix_multiplications(platform: &str) {
 }
 
 on_each_platform! {
+    started_by_itself
     molecular_dynamics
     k_means
     matrix_multiplications

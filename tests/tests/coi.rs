@@ -37,10 +37,10 @@ programs! {
         buffers_with_pipeline_function
         callbacks_notifications
         coi_simple
-        cpu_masks
         create_from_memory
         dependencies
         errors
+        fork
         hello_world
         many_buffers
         many_pipelines
@@ -52,7 +52,6 @@ programs! {
         proxy_output
         read_write_async
         shutdown_timeout_force
-        sink_crash
         source_on_sink
         sub_buffers
         threads
@@ -62,8 +61,10 @@ programs! {
     special:
         buffer_copy
         buffer_paging
+        cpu_masks
         libraries
         libraries_v1
+        sink_crash
 }
 
 fn buffer_copy(platform: &str) {
@@ -77,6 +78,13 @@ fn buffer_paging(platform: &str) {
     check(platform, &program, &["--memory", "256M"], &[]);
 }
 
+fn cpu_masks(platform: &str) {
+    let program = Program::compile("coi/cpu_masks", "", "");
+    check(platform, &program, &[], &[]);
+    let cores = ["--cores", "2", "--threads-per-core", "4"];
+    check(platform, &program, &cores, &[]);
+}
+
 fn libraries(platform: &str) {
     // libneedy.so needs a library that is gone by the time it is loaded.
     let shell = "
@@ -87,12 +95,28 @@ fn libraries(platform: &str) {
         library libincomplete -Wl,-soname,libincomplete.so
         library libinner -Wl,-soname,libinner.so; mkdir deep; mv libinner.so deep
         library libouter -Wl,-soname,libouter.so -Ldeep -linner
+        library libcount -DFIRST=100; mv libcount.so deep; library libcount
+        library libcounter -Wl,-soname,libcounter.so -L. -lcount
         library libbase -Wl,-soname,libabsent.so; mv libbase.so libabsent.so
         library libbase -Wl,-soname,libneedy.so -Wl,--no-as-needed -L. -labsent; mv libbase.so libneedy.so
         library libbase -Wl,-soname,libbase.so; rm libabsent.so";
     let program = Program::compile("coi/libraries", shell, "-L. -lbase");
     let directory = program.directory().to_str().expect("UTF-8").to_owned();
     check(platform, &program, &[], &[&directory]);
+}
+
+fn sink_crash(platform: &str) {
+    let program = Program::compile("coi/sink_crash", "", "");
+    check(platform, &program, &[], &[]);
+    // Whose crash it was is said, whoever waits for it, and what ended otherwise is none.
+    let output = program.run(&["--platform", platform], &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let said = errors
+        .lines()
+        .filter_map(|line| line.strip_prefix("libcoi: sink: the offload process "))
+        .filter_map(|line| line.split_once(' ').map(|(_pid, rest)| rest));
+    let died = [11, 6, 8].map(|signal| format!("on card 1 died: signal {signal}"));
+    assert_eq!(said.collect::<Vec<_>>(), died, "{errors}");
 }
 
 fn libraries_v1(platform: &str) {

@@ -162,18 +162,22 @@ fn every_call_has_its_error_without_a_card() {
     let lines = traced.output().expect("it starts").stderr;
     let lines = String::from_utf8_lossy(&lines);
     for expected in [
-        "coi: no engines: SNAPRIG_RIG, the directory of a rig, is not set",
+        "libcoi: no rig: SNAPRIG_RIG is not set; `snaprig run -- PROGRAM` starts one\n",
         "coi: COIEngineGetCount(kind=2, count_out=0x0) = COI_INVALID_POINTER 0 us",
         "coi: COIBufferUnmap(map=NULL, dependency_count=0, ",
+        "name=\"/none\", argument_count=0, arguments=NULL, inherit_environment=0",
+        ", count=1, names=[\"f\"], functions_out=",
+        ", file=\"none.so\", name=NULL, search_path=NULL, ",
     ] {
         assert!(lines.contains(expected), "no line {expected:?} in\n{lines}");
     }
 }
 
-/// `NAME VERSION`, or `NAME VERSION (default)`, of what a library exports.
+/// `NAME VERSION`, or `NAME VERSION (default)`, of what a library exports for programs.
 fn exports(library: &Path) -> BTreeSet<String> {
     let table = succeeds(Command::new("objdump").arg("-T").arg(library));
-    let lines = table.lines().filter(|line| line.contains(".text"));
+    let public = |line: &&str| line.contains(".text") && !line.contains("SNAPRIG_PRIVATE");
+    let lines = table.lines().filter(public);
     lines
         .filter_map(|line| {
             let mut words = line.split_whitespace().rev();

@@ -23,6 +23,8 @@ use snaprig_snapify::Snapify;
 
 const WORDS: usize = 1000;
 const BYTES: u64 = 8 * WORDS as u64;
+/// Of several megabytes.
+const LARGE_WORDS: u64 = (3 << 20) / 8 + 5;
 /// What COIRESULT_common.h has for it.
 const RETRY: u32 = 15;
 const DIED: u32 = 23;
@@ -287,6 +289,46 @@ fn maps_copies_states_and_references() {
         &mut none,
         Order::now(),
     );
+}
+
+#[test]
+fn what_is_written_past_the_hosts_copy_is_seen_there_too() {
+    let rig = rig(1);
+    let process = process(&rig, 0);
+    let mut words: Vec<u64> = (0..LARGE_WORDS).collect();
+    let options = BufferOptions {
+        bytes: 8 * LARGE_WORDS,
+        open_cl: true,
+        ..BufferOptions::default()
+    };
+    let buffer = Buffer::create(std::slice::from_ref(&process), options).expect("a buffer");
+    let write = |words: &mut [u64], at: usize, count: usize| {
+        let memory = foreign(&mut words[at..at + count]);
+        let at = 8 * at as u64;
+        let written = buffer.write(
+            Some(&process),
+            vec![Piece { at, memory }],
+            false,
+            Order::now(),
+        );
+        written.expect("written");
+    };
+    let all = words.len();
+    write(&mut words, 0, all);
+    assert!(read(&buffer) == words);
+    let kind = MapKind::ReadWrite;
+    let (mapping, _) = buffer.map(0, 0, kind, Order::now()).expect("mapped");
+    // SAFETY: the buffer is mapped and has so many words, and nobody writes while this looks.
+    let seen = || unsafe { std::slice::from_raw_parts(mapping.pointer().cast::<u64>(), all) };
+    assert!(seen() == words);
+    // The host looks at it all the while, and of OpenCL's kind it may be written to.
+    words.reverse();
+    write(&mut words, 1, all / 2);
+    let (start, written, end) = (seen()[0], &seen()[1..=all / 2], seen()[all - 1]);
+    assert!((start, end) == (0, LARGE_WORDS - 1) && *written == words[1..=all / 2]);
+    mapping.unmap(Order::now()).expect("unmapped");
+    write(&mut words, 0, all);
+    assert!(read(&buffer) == words);
 }
 
 #[test]

@@ -14,8 +14,13 @@ fn assert_whole(root: &Path) {
         "lib/libscif.so",
         "lib/libcoi_host.so.0",
         "lib/libcoi_device.so.0",
+        "lib/libsnapify.so.0",
+        "lib/libmicmgmt.so.0",
         "lib/libsnaprig_ckpt_plugin.so.0",
         "include/scif.h",
+        "include/snapify.h",
+        "include/miclib.h",
+        "include/snapifyio.h",
         "include/intel-coi/source/COIProcess_source.h",
     ] {
         assert!(root.join(file).is_file(), "{file}");

@@ -41,6 +41,10 @@ fn windows_come_and_go_while_the_peer_copies(platform: &str) {
     every_way(platform, "lease");
 }
 
+fn children_copy_where_their_parents_have_copied(platform: &str) {
+    every_way(platform, "forked");
+}
+
 fn fences_wait_for_what_was_marked_and_signals_follow_it(platform: &str) {
     every_way(platform, "fence");
 }
@@ -135,6 +139,7 @@ on_each_platform! {
     messages_arrive_whoever_waits_and_however
     registered_memory_is_shared_and_copied_truthfully
     windows_come_and_go_while_the_peer_copies
+    children_copy_where_their_parents_have_copied
     fences_wait_for_what_was_marked_and_signals_follow_it
     endpoints_can_be_polled_by_every_means
     errors_are_those_of_the_manual_pages

@@ -167,7 +167,14 @@ fn card_exec_says_what_is_wrong() {
     for (arguments, expected) in [
         (&["--", "/nowhere/program"][..], "/nowhere/program"),
         (&["--", "/etc/passwd"], "no ELF file"),
-        (&["--node", "7", "--", "/bin/true"], "7"),
+        (
+            &["--node", "9", "--", "/bin/true"],
+            "there is no card 9: the rig has card 1\n",
+        ),
+        (
+            &["--rig", "/nowhere", "--", "/bin/true"],
+            "no rig runs in /nowhere",
+        ),
     ] {
         let command = [&["run", "--", SNAPRIG, "card", "exec"], arguments].concat();
         let output = snaprig(&command);

@@ -10,7 +10,8 @@ use std::{
 };
 
 use checkpointed::{Checkpointed, JobOnNodes};
-use fabric::{assert_success, free_port, text};
+use fabric::{assert_success, free_port, text, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
 use snaprig_fixtures::mpi::KERNELS;
 
 static PAIRS: Mutex<()> = Mutex::new(());
@@ -143,7 +144,7 @@ fn an_mpi_job_has_its_golden_result() {
 )]
 fn an_mpi_job_on_nodes_goes_on_on_others() {
     let _alone = fabric::one_job();
-    let ring = JobOnNodes::checkpointed("ring", 4, &["--pace-us", "100000"]);
+    let ring = JobOnNodes::checkpointed("ring", 4, &["--pace-us", "200000"]);
     assert_eq!(ring.restarted("2", &[]), ring.kernel.golden);
 }
 
@@ -170,6 +171,32 @@ fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
         "{why}"
     );
     assert_success("both", &[running.output(), server.output()]);
+}
+
+#[test]
+#[cfg_attr(
+    not(has_program = "ib_write_bw"),
+    ignore = "ib_write_bw is not installed (ci/setup)"
+)]
+fn whose_peer_was_killed_is_checkpointed_and_learns_of_it_after_a_restart() {
+    let _alone = alone();
+    let pair = Checkpointed::new();
+    // Its server does nothing but receive: it waits for ever.
+    let program = "ib_send_bw -p PORT -n 50000000 -N";
+    let mut running = pair.launch_pair(program, &format!("{program} 127.0.0.1"));
+    pair.is_at_work(&mut running, "ib_send_bw", 2);
+    pair.dump("--leave-running");
+    let client = pair.processes("ib_send_bw").into_iter().max();
+    let client = Pid::from_raw(client.expect("a client") as i32);
+    kill_process(client.expect("a pid"), Signal::KILL).expect("it runs");
+    wait_until("the client is gone", || {
+        pair.processes("ib_send_bw").len() == 1
+    });
+    pair.killed(running, 2);
+    let restarted = pair.restart(&[]);
+    assert!(!restarted.status.success());
+    let said = text(&restarted) + &String::from_utf8_lossy(&restarted.stderr);
+    assert!(said.contains("with error"), "{said}");
 }
 
 /// A program of tests/verbs outlives checkpoints, with images of this kind.

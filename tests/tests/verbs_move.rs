@@ -169,7 +169,7 @@ objects! {
 )]
 fn an_mpi_job_that_has_moved_is_restarted() {
     let _alone = one_job();
-    let mut job = JobOnNodes::launched_beside_a_spare("onesided", &["--pace-us", "200000"]);
+    let mut job = JobOnNodes::launched_beside_a_spare("onesided", &["--pace-us", "300000"]);
     job.moves("node3", "node5");
     job.dump("--leave-running");
     job.moves("node2", "node3");

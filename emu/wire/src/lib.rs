@@ -10,6 +10,7 @@
 //! | [`dma`] | host driver and DMA engine | descriptor rings in card memory |
 //! | [`ring`], [`link`] | host driver and card SCIF driver | two byte rings in the aperture (BAR0) |
 //! | [`scif`] | SCIF nodes | the rings; and `/dev/mic/scif` ioctls on the card |
+//! | [`guarded`] | a program on the card and the card kernel | code that is marked |
 //! | [`checkpoint`] | a program on the card and the card kernel | `/dev/card/checkpoint` ioctls |
 //!
 //! [`fault`] is what all of them say of the places where something can go wrong.
@@ -25,6 +26,7 @@ pub mod checkpoint;
 pub mod dma;
 pub mod fault;
 pub mod frame;
+pub mod guarded;
 pub mod link;
 pub mod pci;
 pub mod ring;

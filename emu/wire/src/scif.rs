@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of [`Message`]; a card and a host that differ do not talk.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// A node: 0 is the host, cards are 1 and up.
 pub type NodeId = u16;
@@ -44,6 +44,11 @@ pub const QUEUE_BYTES: usize = 4096;
 /// Bytes of a connection between nodes that are under way or queued for its reader: what the way there and back
 /// takes, at the speed that messages have.
 pub const WINDOW_BYTES: usize = 256 << 10;
+
+/// Bytes of a ring of lanes: a power of two.
+pub const LANE_BYTES: u64 = 128 << 10;
+/// Bytes of a connection's lanes: a page, and two rings.
+pub const LANES_BYTES: u64 = PAGE + 2 * LANE_BYTES;
 /// Most extents in one [`Body::Window`].
 pub const EXTENTS_MAX: usize = 1024;
 /// The page size of windows, in bytes.
@@ -89,13 +94,33 @@ pub struct Message {
     pub body: Body,
 }
 
+/// How the bytes of a connection go, as one end offers it, and as the other answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Way {
+    /// By the nodes, as [`Body::Data`].
+    Nodes,
+    /// This end's program takes lanes that the other end lays; as an answer: those that it has laid.
+    Willing,
+    /// Lanes are laid here, in a card's memory.
+    Lanes(Extent),
+}
+
+/// What one end of lanes waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Bell {
+    /// Bytes.
+    Readable,
+    /// Room.
+    Writable,
+}
+
 /// The kinds of [`Message`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
     /// Ask a listening endpoint for a connection.
-    Connect,
+    Connect(Way),
     /// The connection is made; `from` is the accepting endpoint's own port.
-    Accepted,
+    Accepted(Way),
     /// Nobody listens there, or the backlog is full.
     Refused,
     /// Bytes of the stream, never more than the receiver has room for.
@@ -113,6 +138,8 @@ pub enum Body {
         /// Where the part's memory is.
         extents: Vec<Extent>,
     },
+    /// The peer knows the window: an answer on connections with lanes, whose bytes would be there before it.
+    Windowed,
     /// A range of windows was unregistered.
     Unwindow {
         /// Start of the range.
@@ -150,6 +177,8 @@ pub enum Body {
         /// What is written.
         value: u64,
     },
+    /// A program's lanes are no longer what their receiver, who may sleep, took them for: there are bytes, or there is room.
+    Ring(Bell),
     /// The endpoint is gone.
     Closed,
     /// From the host alone: this card is gone, and with it all of its endpoints.

@@ -167,7 +167,7 @@ fn fetch(host: &Endpoint, program: &Program) -> io::Result<String> {
     let directory = new_directory()?;
     let path = format!("{directory}/{}", program.name);
     let fetched: io::Result<()> = (|| {
-        brought::window(host, &path, program.bytes, program.window)?;
+        brought::window(host, Path::new(&path), program.bytes, program.window)?;
         let mut libraries = program.libraries.iter();
         libraries.try_for_each(|library| brought::library(host, library))
     })();

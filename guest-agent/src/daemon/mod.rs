@@ -44,7 +44,7 @@ use self::{
     machine::{Conn, Input, Machine, Output, Pid, Pipe},
     native::Native,
 };
-use crate::{frames, scif::Endpoint, spawn::Spawn};
+use crate::{frames, processors::Counts, scif::Endpoint, spawn::Spawn};
 
 const SNAPIFY_IOD: &str = "/bin/snapify_iod";
 /// Where the daemon says that it listens.
@@ -78,19 +78,18 @@ pub fn main() -> io::Result<()> {
     let local = UnixListener::bind(SOCKET)?;
     let taking = daemon.clone();
     std::thread::spawn(move || taking.take_processes(&local));
-    let snapify_io = UnixListener::bind(snapify_io::SOCKET)?;
+    let programs = UnixListener::bind(snapify_io::SOCKET)?;
+    let nodes = listen(port::SNAPIFY_IO)?;
     let reaping = daemon.clone();
     std::thread::spawn(move || {
         // It starts meanwhile: who connects to it waits in the backlog.
-        if let Err(error) = start_snapify_iod(&snapify_io) {
+        if let Err(error) = start_snapify_iod(&programs, &nodes) {
             eprintln!("coi_daemon: {SNAPIFY_IOD}: {error}");
         }
-        drop(snapify_io);
+        drop((programs, nodes));
         reaping.reap();
     });
-    let listener = Endpoint::open()?;
-    listener.bind(port::COI_DAEMON)?;
-    listener.listen(64)?;
+    let listener = listen(port::COI_DAEMON)?;
     if Path::new(STATE).exists() {
         fs::write(STATE, "online")?;
     }
@@ -108,20 +107,30 @@ fn card_info() -> CardInfo {
     // SAFETY: sysinfo(2) fills the whole structure, which is a variable of this function. It fails for nothing else.
     unsafe { libc::sysinfo(&raw mut system) };
     let unit = u64::from(system.mem_unit.max(1));
+    let Counts { cores, threads } = Counts::of_card();
     CardInfo {
-        threads: std::thread::available_parallelism().map_or(1, |count| count.get() as u32),
+        cores,
+        threads,
         memory_bytes: system.totalram * unit,
         free_bytes: system.freeram * unit,
     }
 }
 
-/// Starts the Snapify-IO daemon, with its socket as its standard input.
-fn start_snapify_iod(socket: &UnixListener) -> io::Result<()> {
+/// Other nodes may connect from now on.
+fn listen(port: u16) -> io::Result<Endpoint> {
+    let listener = Endpoint::open()?;
+    listener.bind(port)?;
+    listener.listen(64)?;
+    Ok(listener)
+}
+
+/// Starts the Snapify-IO daemon: what programs and other nodes connect to are its standard input and output.
+fn start_snapify_iod(programs: &UnixListener, nodes: &Endpoint) -> io::Result<()> {
     let spawn = Spawn {
         path: SNAPIFY_IOD,
         argv: &["snapify_iod".into()],
         env: &[],
-        stdio: [Some(socket.as_fd()), None, None],
+        stdio: [Some(programs.as_fd()), Some(nodes.as_file().as_fd()), None],
         own_group: false,
     };
     spawn.start().map(|_| ())

@@ -9,11 +9,11 @@ use std::{
 };
 
 use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, Request, StoredFile};
+use snaprig_snapify_io_client::{self as snapify_io, Kind};
 use snaprig_wire::{
     checkpoint::{self, Restore},
     scif::HOST,
 };
-
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     machine::{Failure, Pid},
     proxy::Proxy,
 };
-use crate::{brought, snapify_io};
+use crate::brought;
 
 /// Does a `Restore` request; the process's id. Nothing of a failed one stays on the card.
 pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
@@ -97,7 +97,7 @@ fn describe(what: &str, error: &io::Error) -> Failure {
 }
 
 fn read_image(path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
-    let image = snapify_io::open_read(HOST, path)?;
+    let image = snapify_io::open_read(HOST, path, Kind::Snapshot)?;
     let service = OpenOptions::new()
         .read(true)
         .write(true)
@@ -123,29 +123,18 @@ fn read_image(path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
 /// Brings one file to the card, under its name only when it is whole: whoever has an earlier one
 /// open keeps that.
 fn fetch(from: &str, file: &StoredFile, is_binary: bool) -> io::Result<()> {
-    let path = Path::new(&file.card_path);
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    let partial = format!("{}.restoring", file.card_path);
-    let fetched = (|| {
-        let mut to = File::create(&partial)?;
-        snapify_io::open_read(HOST, from)?.copy_to(&mut to)?;
+    brought::named_when_whole(Path::new(&file.card_path), |partial| {
+        let mut to = File::create(partial)?;
+        snapify_io::open_read(HOST, from, Kind::Snapshot)?.copy_to(&mut to)?;
         if is_binary {
-            brought::mark(&to, hash(&partial)?)?;
+            brought::mark(&to, hash(partial)?)?;
         }
-        fs::set_permissions(&partial, fs::Permissions::from_mode(file.mode))?;
-        fs::rename(&partial, path)
-    })();
-    if fetched.is_err() {
-        // There may be none.
-        let _ = fs::remove_file(&partial);
-    }
-    fetched
+        fs::set_permissions(partial, fs::Permissions::from_mode(file.mode))
+    })
 }
 
 /// The hash of a file's bytes.
-fn hash(path: &str) -> io::Result<u64> {
+fn hash(path: &Path) -> io::Result<u64> {
     let mut hasher = Xxh3::new();
     io::copy(&mut File::open(path)?, &mut Hashing(&mut hasher))?;
     Ok(hasher.digest())

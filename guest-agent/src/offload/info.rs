@@ -1,11 +1,11 @@
 //! The C API that asks only of the card and of COI itself, by the names of the public MPSS headers
 //! (`include/common`): results, the engine, hardware threads, clocks.
 
-use std::{ffi::c_char, fs, sync::OnceLock};
+use std::ffi::c_char;
 
 use snaprig_offload_wire::coi_result::{code, name};
 
-use crate::scif::Endpoint;
+use crate::{processors::Counts, scif::Endpoint};
 
 /// COI_DEVICE_KNC: what the card's PCI function says it is.
 const KNIGHTS_CORNER: i32 = 4;
@@ -68,18 +68,13 @@ pub extern "C" fn COISysGetAPICID() -> u32 {
 /// How many cores the card has.
 #[unsafe(no_mangle)]
 pub extern "C" fn COISysGetCoreCount() -> u32 {
-    COISysGetHardwareThreadCount()
+    Counts::of_card().cores
 }
 
-/// How many hardware threads the card has: one a core.
+/// How many hardware threads the card has.
 #[unsafe(no_mangle)]
 pub extern "C" fn COISysGetHardwareThreadCount() -> u32 {
-    static COUNT: OnceLock<u32> = OnceLock::new();
-    *COUNT.get_or_init(|| {
-        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let lines = info.lines();
-        lines.filter(|line| line.starts_with("processor")).count() as u32
-    })
+    Counts::of_card().threads
 }
 
 /// Which hardware thread the caller runs on.
@@ -92,7 +87,10 @@ pub extern "C" fn COISysGetHardwareThreadIndex() -> u32 {
 /// Which core the caller runs on.
 #[unsafe(no_mangle)]
 pub extern "C" fn COISysGetCoreIndex() -> u32 {
-    COISysGetHardwareThreadIndex()
+    match COISysGetHardwareThreadIndex() {
+        NO_INDEX => NO_INDEX,
+        thread => thread / Counts::of_card().threads_per_core(),
+    }
 }
 
 /// How many level 2 caches the card has: one a core.

@@ -15,6 +15,7 @@ use snaprig_offload_wire::{
     coi::Channel as Kind,
     snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
 };
+use snaprig_snapify_io_client::{self as snapify_io, Kind as FileKind, LastWord, RemoteFile};
 use snaprig_wire::{
     checkpoint::{self, Capture, HOLD, RESTARTED},
     frame,
@@ -25,10 +26,7 @@ use super::{
     Runtime, announce, lock,
     machine::{Captured, Failure, Input, Output},
 };
-use crate::{
-    frames,
-    snapify_io::{self, LastWord, RemoteFile},
-};
+use crate::frames;
 
 /// Where the handler writes and the thread reads.
 static WAKE: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
@@ -154,7 +152,7 @@ impl Session {
             .map(|(name, path, len)| {
                 let mut from = File::open(&path)?;
                 let to = format!("{snapshot}/{LOCAL_STORE}/{name}");
-                let mut to = snapify_io::open_write(HOST, &to)?;
+                let mut to = snapify_io::open_write(HOST, &to, FileKind::Snapshot)?;
                 // A daemon that has failed says why when it is asked for the end.
                 let copied = snapify_io::copy(&mut from, &mut to);
                 snapify_io::finish(to)?;
@@ -299,7 +297,7 @@ fn may_start_with(stream: &UnixStream, bytes: &[u8]) -> bool {
 }
 
 fn open_image(snapshot: &str) -> io::Result<RemoteFile> {
-    snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"))
+    snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"), FileKind::Snapshot)
 }
 
 /// Has the process streamed; what the request returns.

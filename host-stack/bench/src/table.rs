@@ -178,7 +178,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// A number in four characters, or as few more as it takes.
-fn short(number: f64) -> String {
+pub(crate) fn short(number: f64) -> String {
     match number {
         ..9.995 => format!("{number:.2}"),
         ..99.95 => format!("{number:.1}"),

@@ -59,7 +59,7 @@ pub struct Outgoing {
 pub enum Refusal {
     /// A connection leaves the job.
     #[error(
-        "{0} is connected to {1}, which is no process's of this job: launch the other end with --verbs in the same job"
+        "{0} is connected to {1}, which is no process's of this job, nor was at an earlier checkpoint: launch the other end with --verbs in the same job, or have {0} closed if that has ended"
     )]
     Stranger(Name, Name),
     /// Messages do not come.
@@ -134,6 +134,16 @@ pub fn said<S, R>(process: &Process<S, R>) -> Vec<Said> {
     all.collect()
 }
 
+/// What it says of queue pairs that it has destroyed: who is connected to them talks to no stranger.
+pub fn said_of_gone<S, R>(process: &Process<S, R>) -> Vec<Said> {
+    let all = process.gone.iter().map(|name| Said {
+        name: *name,
+        receives: false,
+        to: Vec::new(),
+    });
+    all.collect()
+}
+
 /// In order, to be searched.
 fn sorted(names: impl Iterator<Item = Name>) -> Vec<Name> {
     let mut all: Vec<_> = names.collect();
@@ -178,7 +188,9 @@ impl Drain {
         });
         let known = sorted(known.into_iter());
         for (_, qp) in process.each_qp() {
+            // One that is of this job and is not there has ended: nothing comes of it.
             if let (Some(peer), true) = (qp.peer, qp.receives_messages())
+                && !qp.has_met
                 && known.binary_search(&peer).is_err()
             {
                 return Err(Refusal::Stranger(qp.name, peer));
@@ -454,6 +466,67 @@ impl Drain {
             if qp.sends_messages() && is_done {
                 qp.sends.settle();
             }
+            qp.has_met |= is_heard;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Name = Name { port: 1, number: 5 };
+    const PEER: Name = Name { port: 2, number: 7 };
+
+    /// A process with one queue pair, which is connected.
+    fn process(name: Name, peer: Name) -> Process<(), ()> {
+        let mut qp = QueuePair::new(name, Service::Reliable, None);
+        (qp.peer, qp.stage) = (Some(peer), Stage::Sends);
+        Process {
+            qps: vec![Some(qp)],
+            ..Process::default()
+        }
+    }
+
+    #[test]
+    fn a_peer_that_nobody_knows_is_a_stranger() {
+        let own = process(OWN, PEER);
+        let drain = Drain::new(&own, &said(&own));
+        assert_eq!(drain.err(), Some(Refusal::Stranger(OWN, PEER)));
+    }
+
+    #[test]
+    fn a_peer_that_was_destroyed_is_none_and_nobody_waits_for_it() {
+        let (own, mut other) = (process(OWN, PEER), process(PEER, OWN));
+        other.destroyed(0);
+        assert!(other.qps[0].is_none());
+        let told = [said(&own), said(&other), said_of_gone(&other)].concat();
+        let drain = Drain::new(&own, &told).expect("it is of the job");
+        assert_eq!(drain.missing(&own), None);
+    }
+
+    #[test]
+    fn a_peer_of_an_earlier_checkpoint_may_have_ended() {
+        let (mut own, other) = (process(OWN, PEER), process(PEER, OWN));
+        let both = [said(&own), said(&other)].concat();
+        Drain::new(&own, &both)
+            .expect("it is there")
+            .finish(&mut own);
+        let drain = Drain::new(&own, &said(&own)).expect("it was of the job");
+        assert_eq!(drain.missing(&own), None);
+        own.fail_alone(&crate::Names::default());
+        assert_eq!(own.qps[0].as_ref().map(|qp| qp.stage), Some(Stage::Failed));
+    }
+
+    #[test]
+    fn those_that_were_destroyed_long_ago_are_forgotten() {
+        let mut own = Process::<(), ()>::default();
+        for number in 0..10_000 {
+            let name = Name { number, ..OWN };
+            own.qps = vec![Some(QueuePair::new(name, Service::Reliable, None))];
+            own.destroyed(0);
+        }
+        let gone = said_of_gone(&own);
+        assert!(gone.len() < 10_000 && gone.last().map(|last| last.name.number) == Some(9_999));
     }
 }

@@ -286,6 +286,11 @@ impl Names {
         self.ports.get(&port).map(|port| port.mtu)
     }
 
+    /// Whether a queue pair is there now.
+    pub fn has(&self, name: Name) -> bool {
+        self.queue_pairs.contains_key(&self.aliases.canonical(name))
+    }
+
     /// Where a queue pair is now.
     pub fn queue_pair(&self, name: Name) -> Name {
         let name = self.aliases.canonical(name);

@@ -1,15 +1,18 @@
 //! What a process has, and where its completions belong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
-    Canary, Name,
+    Canary, Name, Names,
     behind::Behind,
     completions::{Completions, SUCCESS},
     cookie::{Cookie, Queue},
     queue_pair::QueuePair,
     receives::Receives,
 };
+
+/// Most names of queue pairs that are gone: those that peers have not noticed yet are the last ones.
+const GONE_MAX: usize = 4096;
 
 /// What the logs must know of a completion from below.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,8 @@ pub struct Process<S, R> {
     pub behind: BTreeMap<u32, Behind>,
     /// Completion queues.
     pub cqs: Vec<Option<Completions>>,
+    /// Names of queue pairs that were destroyed, the last of them last: at their other ends there may still be one.
+    pub gone: VecDeque<Name>,
     /// In simulations, a bug on purpose.
     pub canary: Option<Canary>,
 }
@@ -57,6 +62,7 @@ impl<S, R> Default for Process<S, R> {
             shared: Vec::new(),
             behind: BTreeMap::new(),
             cqs: Vec::new(),
+            gone: VecDeque::new(),
             canary: None,
         }
     }
@@ -84,6 +90,26 @@ impl<S, R> Process<S, R> {
     pub fn each_qp(&self) -> impl Iterator<Item = (u32, &QueuePair<S, R>)> {
         let placed = (0..).zip(&self.qps);
         placed.filter_map(|(place, qp)| Some((place, qp.as_ref()?)))
+    }
+
+    /// A queue pair is destroyed.
+    pub fn destroyed(&mut self, place: u32) {
+        let slot = self.qps.get_mut(place as usize);
+        if let Some(qp) = slot.and_then(Option::take) {
+            if self.gone.len() == GONE_MAX {
+                self.gone.pop_front();
+            }
+            self.gone.push_back(qp.name);
+        }
+    }
+
+    /// What is connected to a queue pair that nobody has made again has failed: its number may be another one's now.
+    pub fn fail_alone(&mut self, names: &Names) {
+        for qp in self.qps.iter_mut().flatten() {
+            if qp.peer.is_some_and(|peer| !names.has(peer)) {
+                qp.fail(None);
+            }
+        }
     }
 
     /// The log of a receive queue.

@@ -48,6 +48,8 @@ pub struct QueuePair<S, R> {
     pub shared: Option<u32>,
     /// The other end of a connection.
     pub peer: Option<Name>,
+    /// An earlier checkpoint had the other end: it is of this job.
+    pub has_met: bool,
     /// How far it is.
     pub stage: Stage,
     /// Its send queue.
@@ -73,6 +75,7 @@ impl<S, R> QueuePair<S, R> {
             service,
             shared,
             peer: None,
+            has_met: false,
             stage: Stage::Closed,
             failed_at: None,
             sends: Sends::default(),
@@ -88,6 +91,7 @@ impl<S, R> QueuePair<S, R> {
         self.stage = Stage::Closed;
         self.failed_at = None;
         self.peer = None;
+        self.has_met = false;
         self.sends.clear();
         self.receives.clear();
         self.sent.clear();

@@ -99,6 +99,14 @@ impl Connection {
         }
     }
 
+    /// Whether the supervisor has gone.
+    pub fn has_ended(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0; 1];
+        let looked = rustix::net::recv(&*self.socket(), &mut byte[..], flags);
+        self.is_own() && !matches!(looked, Ok((1.., _)) | Err(rustix::io::Errno::AGAIN))
+    }
+
     /// Nobody uses it any more: its thread's read ends.
     pub fn end(&self) {
         if self.is_own() {

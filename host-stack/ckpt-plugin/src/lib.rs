@@ -81,7 +81,11 @@ pub mod phase;
 mod process;
 pub mod turns;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use self::message::NAME_MAX;
 pub use self::{
@@ -190,6 +194,14 @@ pub enum Error {
     /// The thread.
     #[error("the thread of the plugins cannot be started")]
     Thread,
+    /// Whoever has launched or restarted the program takes its checkpoints.
+    #[error(
+        "the program has a supervisor already, which takes its checkpoints (`snaprig ckpt dump`)"
+    )]
+    Supervised,
+    /// The supervisor.
+    #[error("no supervisor listens at {}", .0.display())]
+    Absent(PathBuf),
 }
 
 /// A plugin that is registered; dropped, it is not any more. That waits while a checkpoint is taken.
@@ -232,6 +244,12 @@ pub fn register(options: Options, plugin: Arc<dyn Plugin>) -> Result<Handle, Err
 /// What dropping a [`Handle`] does; whether there is a plugin of this number.
 pub fn unregister(number: u32) -> bool {
     process::unregister(number)
+}
+
+/// Somebody who has not launched the program is about to take a checkpoint of it, and listens there: plugins connect to
+/// him, and are his until he has gone. How many they are.
+pub fn adopted_by(supervisor: &Path) -> Result<u32, Error> {
+    process::adopted_by(supervisor)
 }
 
 /// Whether somebody takes checkpoints of this process, or may.

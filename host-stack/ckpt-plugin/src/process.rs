@@ -10,7 +10,7 @@ use std::{
     ffi::OsString,
     os::unix::ffi::OsStringExt,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError},
     thread,
 };
@@ -101,6 +101,32 @@ pub fn unregister(id: u32) -> bool {
     }
     CHANGED.notify_all();
     removed.is_some()
+}
+
+pub fn adopted_by(supervisor: &Path) -> Result<u32, Error> {
+    let mut state = lock();
+    loop {
+        let mut connections = state
+            .plugins
+            .values()
+            .filter_map(|it| it.connection.clone());
+        match connections.next() {
+            None => break,
+            Some(connection) if !connection.has_ended() => return Err(Error::Supervised),
+            // Its thread is about to say so.
+            Some(_) => state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+    state.moved = Some(supervisor.to_owned());
+    let ids: Vec<u32> = state.plugins.keys().copied().collect();
+    for id in &ids {
+        state.start(*id)?;
+    }
+    let is_connected = |entry: &Entry| entry.connection.is_some();
+    match state.plugins.values().all(is_connected) {
+        true => Ok(ids.len() as u32),
+        false => Err(Error::Absent(supervisor.to_owned())),
+    }
 }
 
 /// Where the supervisor listens.
@@ -260,6 +286,7 @@ fn serve(id: u32, own: &Connection) {
             let _ = state.start(id);
         }
     }
+    CHANGED.notify_all();
 }
 
 /// If it waits, it goes on without a supervisor, after those with higher order values.

@@ -11,7 +11,7 @@ use snaprig_coi::{Engine, native};
 use snaprig_offload_wire::coi::Exit;
 use snaprig_rig::{Rig, files::CardFiles, libraries};
 
-use crate::{AnyError, size};
+use crate::{AnyError, programs, size};
 
 /// What `card run` is told.
 #[derive(Args)]
@@ -22,6 +22,9 @@ pub struct Options {
     /// Cores of the card
     #[arg(long, default_value_t = 4)]
     cores: usize,
+    /// Hardware threads of each core (a Knights Corner has 4)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads_per_core: usize,
     /// kvm or ptrace [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
@@ -30,7 +33,11 @@ pub struct Options {
     /// more than once. Libraries that the program needs come along by themselves
     #[arg(long, value_name = "HOST[:CARD]")]
     files: Vec<CardFiles>,
-    /// A Linux program (x86-64), followed by its arguments
+    /// Let programs on cards read and write files in a directory of the host, with Snapify-IO. Can be given more than once
+    #[arg(long, value_name = "DIR")]
+    share: Vec<PathBuf>,
+    /// A Linux program (x86-64), followed by its arguments; a name without a slash is looked for on
+    /// PATH
     #[arg(required = true, last = true, value_name = "PROGRAM ARGS")]
     command: Vec<String>,
 }
@@ -38,7 +45,7 @@ pub struct Options {
 /// Boots a card, runs the program on it, and takes over its exit status: 128 + N for signal N, as
 /// a shell reports it.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let program: CardFiles = options.command[0].parse()?;
+    let program: CardFiles = programs::find(&options.command[0])?.parse()?;
     let path = program.card.clone();
     std::fs::File::open(&program.host).map_err(|e| format!("{}: {e}", program.host.display()))?;
     let mut files = options.files.clone();
@@ -48,8 +55,10 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .exe(std::env::current_exe()?)
         .memory_bytes(options.memory)
         .cores(options.cores)
+        .threads_per_core(options.threads_per_core)
         .platform(options.platform)
         .files(files)
+        .shares(options.share.clone())
         .start()?;
     let engine = Engine::get(rig.dir(), 0)?;
     let environment = std::env::vars()

@@ -17,7 +17,7 @@ use snaprig_supervisor::{
     Target, faults,
 };
 
-use crate::{AnyError, size};
+use crate::{AnyError, adopted, size};
 
 /// Checkpoint programs, and restart them.
 #[derive(Subcommand)]
@@ -26,7 +26,7 @@ pub enum Command {
     ///
     /// Its exit status is that of the program.
     Launch(Launch),
-    /// Checkpoint a program that `ckpt launch` or `ckpt restart` has started
+    /// Checkpoint a program that `ckpt launch` or `ckpt restart` has started, or one that was started by somebody else (--pid)
     Dump(Dump),
     /// Restart a program from its newest complete checkpoint, or an older one if that is damaged
     ///
@@ -208,6 +208,9 @@ pub struct Dump {
     in_job: InJob,
     #[command(flatten)]
     patience: Patience,
+    /// This program, which `snaprig ckpt` has not started, with all processes that it has started
+    #[arg(long, value_name = "PID", conflicts_with = "job")]
+    pid: Option<u32>,
     /// The program goes on (the default)
     #[arg(long, conflicts_with = "kill")]
     leave_running: bool,
@@ -464,13 +467,27 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
         };
         return job::dump(job, &wanted, options.json);
     }
-    let request = Request::Dump {
-        kill: options.kill,
-        full: options.full,
-    };
-    let dumped = match snaprig_supervisor::ask(&options.directory.dir, request)? {
-        Reply::Dumped(dumped) => dumped,
-        other => return unexpected(other),
+    let directory = &options.directory.dir;
+    let dumped = match options.pid {
+        Some(pid) => {
+            let wanted = adopted::Wanted {
+                pid,
+                directory,
+                kill: options.kill,
+                zstd: None,
+            };
+            adopted::dump(&wanted, |_| Ok(0))?
+        }
+        None => {
+            let request = Request::Dump {
+                kill: options.kill,
+                full: options.full,
+            };
+            match snaprig_supervisor::ask(directory, request)? {
+                Reply::Dumped(dumped) => dumped,
+                other => return unexpected(other),
+            }
+        }
     };
     let (pause, copied) = (dumped.pause, dumped.copied);
     let dumped = Dumped {

@@ -32,7 +32,7 @@ use rustix::{
 };
 use serde::Serialize;
 use snaprig_fabric::place::{FABRIC_ENV, Place};
-use snaprig_rig::{Rig, sdk::Sdk};
+use snaprig_rig::{Rig, control::Action, sdk::Sdk};
 
 use crate::{AnyError, stack, verbs};
 
@@ -129,22 +129,12 @@ fn programs(starter: &Starter) -> Result<(), AnyError> {
 }
 
 fn break_card(rig: &Rig, order: &str) -> Result<(), AnyError> {
-    let unknown = || {
-        format!("{order:?}: not kill, kill-daemon, reset, unplug, plug or shut-down, and a card")
-    };
-    let (what, node) = order.split_once(' ').ok_or_else(unknown)?;
-    let node: usize = node.parse().map_err(|_| unknown())?;
-    let card = node.checked_sub(1).and_then(|index| rig.cards().get(index));
-    let card = card.ok_or_else(|| format!("card {node}: there are {}", rig.cards().len()))?;
-    match what {
-        "kill" => card.kill()?,
-        "kill-daemon" => card.kill_daemon()?,
-        "reset" => card.reset()?,
-        "unplug" => card.unplug()?,
-        "plug" => card.plug()?,
-        "shut-down" => card.shut_down()?,
-        _ => return Err(unknown().into()),
-    }
+    let (what, node) = order
+        .split_once(' ')
+        .ok_or_else(|| format!("{order:?}: not what to do, and to which card"))?;
+    let action: Action = what.parse()?;
+    let node = node.parse().map_err(|_| format!("{node:?}: no card"))?;
+    action.on(rig.card_of_node(node)?)?;
     Ok(())
 }
 

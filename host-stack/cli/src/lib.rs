@@ -3,31 +3,39 @@
 //! A library as well as a program, so that the integration tests can have a binary of their own
 //! that is the same program.
 
+mod adopted;
 mod campaign;
 mod card_exec;
 mod card_list;
+mod card_power;
 mod card_run;
 mod card_syscalls;
+mod cards;
 mod ckpt;
 mod completions;
 mod demo;
 mod doctor;
 mod hold;
 mod man;
+mod mpss;
 mod nodes;
 mod programs;
 mod report;
 mod sdk;
 mod serve;
 mod size;
+mod snapify;
 mod snapshot;
 mod stack;
 mod verbs;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 use snaprig_card_platform::Kind;
+use snaprig_rig::control::Action;
+
+use mpss::Named;
 
 /// A test rig for checkpoint stacks: coprocessor cards that CI does not have, the offload stack
 /// that runs on them, and faults on purpose.
@@ -76,6 +84,12 @@ enum Command {
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
+    /// Snapshot, swap out and move the offload processes of a program that runs
+    #[command(subcommand)]
+    Snapify(snapify::Command),
+    Micinfo(mpss::micinfo::Options),
+    Micctrl(mpss::micctrl::Options),
+    Micnativeloadex(mpss::micnativeloadex::Options),
     /// Look into snapshots
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
@@ -131,6 +145,18 @@ enum CardCommand {
     Exec(card_exec::Options),
     /// List the cards of a running rig, and what state each is in
     List(card_list::Options),
+    /// Kill a card of a running rig: its process ends, and the host notices
+    Kill(card_power::Options),
+    /// Kill the COI daemon on a card of a running rig: the card stops without it
+    KillDaemon(card_power::Options),
+    /// Reset a card of a running rig, whatever state it is in: it loses everything, and boots
+    Reset(card_power::Options),
+    /// Unplug a card of a running rig, in the middle of whatever it does
+    Unplug(card_power::Options),
+    /// Plug a card of a running rig in again
+    Plug(card_power::Options),
+    /// Shut a card of a running rig down in order
+    ShutDown(card_power::Options),
     /// List the system calls of Linux: which a card has, which in part, which not
     Syscalls(card_syscalls::Options),
 }
@@ -159,11 +185,33 @@ pub fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_env("SNAPRIG_LOG"))
         .with_writer(std::io::stderr)
         .init();
-    let outcome = match Cli::parse().command {
+    let outcome = match mpss::named(std::env::args_os().collect()) {
+        Named::Tool(tool, arguments) => tool.run(arguments),
+        Named::Command(arguments) => own(arguments),
+    };
+    outcome.unwrap_or_else(|error| {
+        report::error(&*error);
+        ExitCode::FAILURE
+    })
+}
+
+/// Commands of its own.
+fn own(arguments: Vec<OsString>) -> Result<ExitCode, AnyError> {
+    match Cli::parse_from(arguments).command {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
         Command::Card(CardCommand::Exec(options)) => card_exec::run(&options),
         Command::Card(CardCommand::List(options)) => card_list::run(&options),
+        Command::Card(CardCommand::Kill(options)) => card_power::run(Action::Kill, &options),
+        Command::Card(CardCommand::KillDaemon(options)) => {
+            card_power::run(Action::KillDaemon, &options)
+        }
+        Command::Card(CardCommand::Reset(options)) => card_power::run(Action::Reset, &options),
+        Command::Card(CardCommand::Unplug(options)) => card_power::run(Action::Unplug, &options),
+        Command::Card(CardCommand::Plug(options)) => card_power::run(Action::Plug, &options),
+        Command::Card(CardCommand::ShutDown(options)) => {
+            card_power::run(Action::ShutDown, &options)
+        }
         Command::Card(CardCommand::Syscalls(options)) => card_syscalls::run(&options),
         Command::Campaign {
             command: Some(CampaignCommand::Merge(options)),
@@ -174,6 +222,10 @@ pub fn main() -> ExitCode {
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
+        Command::Snapify(command) => snapify::run(&command),
+        Command::Micinfo(options) => mpss::micinfo::run(&options),
+        Command::Micctrl(options) => mpss::micctrl::run(&options),
+        Command::Micnativeloadex(options) => mpss::micnativeloadex::run(&options),
         Command::Ckpt(command) => ckpt::run(&command),
         Command::Run(options) => stack::run(&options),
         Command::Include(options) => stack::include(&options),
@@ -189,7 +241,7 @@ pub fn main() -> ExitCode {
         Command::Serve(options) => serve::run(&options),
         Command::Hold(command) => hold::run(&command),
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
-        Command::Doctor(options) => return doctor::run(&options),
+        Command::Doctor(options) => Ok(doctor::run(&options)),
         Command::Completions(options) => completions::run(&options),
         Command::Man(options) => man::run(&options),
         Command::Workload(Workload::Kmeans(options)) => snaprig_fixtures::kmeans::main(&options)
@@ -211,11 +263,7 @@ pub fn main() -> ExitCode {
         Command::CkptProcess { task } => {
             snaprig_supervisor::process::main(&task).map(|status| ExitCode::from(status as u8))
         }
-    };
-    outcome.unwrap_or_else(|error| {
-        report::error(&*error);
-        ExitCode::FAILURE
-    })
+    }
 }
 
 /// An error on its way to the user.

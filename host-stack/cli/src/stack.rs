@@ -13,7 +13,7 @@ use std::{
     process::{Command, ExitCode, ExitStatus, Stdio},
 };
 
-use clap::{ArgGroup, Args};
+use clap::Args;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Pid, PidfdFlags, pidfd_open, setsid},
@@ -39,12 +39,18 @@ pub struct Setup {
     /// Cores of each card
     #[arg(long, value_name = "N", default_value_t = 8)]
     cores: usize,
+    /// Hardware threads of each core (a Knights Corner has 4)
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads_per_core: usize,
     /// kvm or ptrace [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
     /// Put a directory, a tar image (*.tar) or a file onto every card: HOST[:PATH_ON_CARD]
     #[arg(long, value_name = "HOST[:CARD]")]
     files: Vec<CardFiles>,
+    /// Let programs on cards read and write files in a directory of the host, with Snapify-IO. Can be given more than once
+    #[arg(long, value_name = "DIR")]
+    share: Vec<PathBuf>,
 }
 
 impl Setup {
@@ -55,8 +61,10 @@ impl Setup {
             .cards(self.cards.into())
             .memory_bytes_each(&self.memory)
             .cores(self.cores)
+            .threads_per_core(self.threads_per_core)
             .platform(self.platform)
             .files(self.files.clone())
+            .shares(self.share.clone())
             .start()?;
         Ok(rig)
     }
@@ -161,34 +169,37 @@ fn session_leader() -> Result<OwnedFd, AnyError> {
 }
 
 /// Print what gcc needs to compile programs of the offload stack
+///
+/// Several options at once are for a program that needs all of that.
 #[derive(Args)]
-#[command(group = ArgGroup::new("what"))]
 pub struct IncludeOptions {
     /// For a host program of COI
-    #[arg(long, group = "what")]
+    #[arg(long, conflicts_with = "sink")]
     host: bool,
+    /// For a host program of COI that takes snapshots of its offload processes
+    #[arg(long, conflicts_with = "sink")]
+    snapify: bool,
+    /// For a program on a card that reads and writes files of the host
+    #[arg(long, conflicts_with = "host")]
+    snapify_io: bool,
     /// For a sink
-    #[arg(long, group = "what")]
+    #[arg(long)]
     sink: bool,
     /// For a program of SCIF, on the host or on a card
-    #[arg(long, group = "what")]
+    #[arg(long)]
     scif: bool,
+    /// For a program that manages cards
+    #[arg(long)]
+    micmgmt: bool,
     /// For a program with plugins of checkpoints
-    #[arg(long, group = "what")]
+    #[arg(long)]
     ckpt: bool,
 }
 
 /// Directories alone, or what to link with too.
 pub fn include(options: &IncludeOptions) -> Result<ExitCode, AnyError> {
-    let more: &[&str] = match (options.host, options.sink, options.scif) {
-        (true, ..) => &HOST,
-        (_, true, _) => &SINK,
-        (.., true) => &["-lscif"],
-        _ if options.ckpt => &["-lsnaprig_ckpt_plugin"],
-        _ => &[],
-    };
     let sdk = Sdk::of(&std::env::current_exe()?)?;
-    let mut flags = flags(&sdk, more);
+    let mut flags = flags(&sdk, &options.links_with());
     if options.ckpt {
         // What the others link with is a system's, or is given by `run`; a plugin's program runs by itself as well.
         flags.extend(["-Xlinker", "-rpath", "-Xlinker"].map(OsString::from));
@@ -199,8 +210,32 @@ pub fn include(options: &IncludeOptions) -> Result<ExitCode, AnyError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What host programs of COI are linked with.
-const HOST: [&str; 2] = ["-lcoi_host", "-lpthread"];
+impl IncludeOptions {
+    /// A library before those that it needs, each once.
+    fn links_with(&self) -> Vec<&'static str> {
+        let wanted: [(bool, &[&str]); 7] = [
+            (self.ckpt, &["-lsnaprig_ckpt_plugin"]),
+            (self.snapify, &["-lsnapify", "-lcoi_host", "-lpthread"]),
+            (self.host, &["-lcoi_host", "-lpthread"]),
+            (self.snapify_io, &["-lsnapify"]),
+            (self.sink, &SINK),
+            (self.scif, &["-lscif"]),
+            (self.micmgmt, &["-lmicmgmt"]),
+        ];
+        let mut flags = Vec::new();
+        for flag in wanted
+            .iter()
+            .filter(|(is, _)| *is)
+            .flat_map(|(_, flags)| *flags)
+        {
+            if !flags.contains(flag) {
+                flags.push(flag);
+            }
+        }
+        flags
+    }
+}
+
 /// What sinks are linked with: run functions are found among their dynamic symbols.
 const SINK: [&str; 3] = ["-rdynamic", "-lcoi_device", "-lpthread"];
 
@@ -262,6 +297,36 @@ mod tests {
         let arguments = |text: &str| text.split(' ').map(PathBuf::from).collect::<Vec<_>>();
         assert_eq!(compiler(&arguments("sink.c -O2 -o sink")), "gcc");
         assert_eq!(compiler(&arguments("-O2 sink.cpp more.c -o sink")), "g++");
+    }
+
+    #[test]
+    fn options_of_include_add_up_and_name_each_library_once() {
+        let options = IncludeOptions {
+            host: true,
+            snapify: true,
+            snapify_io: false,
+            sink: false,
+            scif: true,
+            micmgmt: true,
+            ckpt: true,
+        };
+        assert_eq!(
+            options.links_with().join(" "),
+            "-lsnaprig_ckpt_plugin -lsnapify -lcoi_host -lpthread -lscif -lmicmgmt"
+        );
+        let sink = IncludeOptions {
+            sink: true,
+            scif: true,
+            host: false,
+            snapify: false,
+            snapify_io: false,
+            micmgmt: false,
+            ckpt: false,
+        };
+        assert_eq!(
+            sink.links_with().join(" "),
+            "-rdynamic -lcoi_device -lpthread -lscif"
+        );
     }
 
     #[test]

@@ -49,9 +49,12 @@ impl Buffer {
         self.check(at, from.len())?;
         // SAFETY: the bytes are only read, and before this call returns.
         let memory = unsafe { Foreign::new(from.as_ptr().cast_mut(), from.len()) };
-        let (body, at) = (self.shared.body(), at as u64);
+        let (body, at, process) = (self.shared.body(), at as u64, self.process.id());
+        if body.copy_directly(process, at, memory, true)? {
+            return Ok(());
+        }
         body.put(at, memory, true);
-        body.send(self.process.id(), &(at..at + memory.len()), true)
+        body.send(process, &(at..at + memory.len()), true)
     }
 
     /// Reads from the card (COIBufferRead).
@@ -59,8 +62,11 @@ impl Buffer {
         self.check(at, to.len())?;
         // SAFETY: the bytes are written before this call returns.
         let memory = unsafe { Foreign::new(to.as_mut_ptr(), to.len()) };
-        let (body, at) = (self.shared.body(), at as u64);
-        body.fetch(self.process.id(), &(at..at + memory.len()), true)?;
+        let (body, at, process) = (self.shared.body(), at as u64, self.process.id());
+        if body.copy_directly(process, at, memory, false)? {
+            return Ok(());
+        }
+        body.fetch(process, &(at..at + memory.len()), true)?;
         body.take(at, memory, true);
         Ok(())
     }

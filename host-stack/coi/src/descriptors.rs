@@ -1,14 +1,17 @@
 //! Memory and connections take descriptors, of which a process may have few at first.
 
-use std::{io, sync::Once};
+use std::sync::Once;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Does what needs a descriptor; if there is none left, the soft limit becomes the hard one first
-/// (getrlimit(2)).
-pub fn with_room<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Does what needs descriptors, and says which errno it has failed with; if there are none left, the soft limit becomes the
+/// hard one first (getrlimit(2)).
+pub fn with_room<T, E>(
+    mut make: impl FnMut() -> Result<T, E>,
+    errno: impl Fn(&E) -> Option<i32>,
+) -> Result<T, E> {
     match make() {
-        Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+        Err(error) if errno(&error) == Some(libc::EMFILE) => {
             raise();
             make()
         }
@@ -17,7 +20,7 @@ pub fn with_room<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 /// The soft limit is as high as the hard one from now on.
-pub fn raise() {
+fn raise() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut limit = getrlimit(Resource::Nofile);

@@ -26,6 +26,7 @@ mod buffer;
 mod descriptors;
 mod error;
 pub mod faults;
+pub mod gate;
 pub mod graph;
 pub mod libraries;
 pub mod machine;
@@ -38,9 +39,14 @@ pub mod quiesce;
 use std::path::{Path, PathBuf};
 
 use snaprig_offload_wire::coi::{FromDaemon, ToDaemon};
-use snaprig_scif::{checkpoint, client::Endpoint, host::cards::CardState};
+use snaprig_scif::{
+    checkpoint,
+    client::{Endpoint, ScifError},
+    host::cards::CardState,
+};
 use snaprig_wire::scif::{HOST, NodeId, PortId, port};
 
+use self::descriptors::with_room;
 pub use self::{
     buffer::Buffer,
     error::CoiError,
@@ -123,8 +129,7 @@ impl Engine {
             });
         };
         Ok(EngineInfo {
-            // One hardware thread each.
-            cores: card.threads,
+            cores: card.cores,
             threads: card.threads,
             memory_bytes: card.memory_bytes,
             free_bytes: card.free_bytes,
@@ -140,17 +145,13 @@ impl Engine {
 
     /// A connection to a port on the card.
     pub fn connect(&self, port: u16) -> Result<Endpoint, CoiError> {
-        let endpoint = match Endpoint::open(&self.rig) {
-            Err(error) if error.errno == libc::EMFILE => {
-                descriptors::raise();
-                Endpoint::open(&self.rig)?
-            }
-            endpoint => endpoint?,
-        };
+        let errno = |error: &ScifError| Some(error.errno);
+        let endpoint = with_room(|| Endpoint::open(&self.rig), errno)?;
         endpoint.connect(PortId {
             node: self.node,
             port,
         })?;
+        with_room(|| endpoint.prepare(), errno)?;
         Ok(endpoint)
     }
 

@@ -86,10 +86,11 @@ pub fn settle(
     process.0.call(settle, Some(timeout)).map(|_| ())
 }
 
-/// All offload processes of this host process that are alive.
+/// All offload processes of this host process that are alive; those of its parent are the parent's.
 pub fn living() -> Vec<Process> {
+    let own = std::process::id();
     let mut all = ops::processes();
-    all.retain(Process::is_alive);
+    all.retain(|process| process.0.owner == own && process.is_alive());
     all
 }
 

@@ -14,7 +14,6 @@ use snaprig_ckpt_ib::{
     Below, Name, Names,
     cookie::{Cookie, Queue},
     moves::made_again,
-    names::window_key,
     serve::settle,
 };
 use snaprig_verbs_abi::*;
@@ -132,12 +131,10 @@ impl Beside {
             self.exchange_made();
             let names = publish(real, &state.things);
             self.exchange_made();
+            let names = names?;
             let State { process, things } = state;
             let listener = things.follow(process, moved)?;
-            Ok(Made {
-                names: names?,
-                listener,
-            })
+            Ok(Made { names, listener })
         }
     }
 
@@ -156,7 +153,7 @@ impl Beside {
                         "a memory window cannot be made beside the one that there is",
                     ));
                 }
-                let key_below = window_key(bound.key, ours.key, (*real).rkey);
+                let key_below = ours.foreseen(&bound, (*real).rkey);
                 self.mws.push(NewMw {
                     ours,
                     bound,

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
     Name,
     cookie::Queue,
-    drain::{Drain, Failed, said},
+    drain::{Drain, Failed, said, said_of_gone},
     moves::made_again,
     names::Aliases,
     queue_pair::Service,
@@ -54,6 +54,8 @@ const REST: Duration = Duration::from_micros(20);
 #[derive(Serialize, Deserialize)]
 struct Quiesced {
     queue_pairs: Told,
+    /// Those that it has destroyed.
+    gone: Told,
     /// Of its ports: what else they are called, and what all call them.
     aliases: Vec<(u64, u64)>,
     /// It moves, while others stay.
@@ -217,8 +219,8 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     }
     let near = Near::of(process);
     let mut said = Vec::new();
-    for one in &all {
-        said.extend(one.queue_pairs.near(&near, &aliases).map_err(unreadable)?);
+    for told in all.iter().flat_map(|one| [&one.queue_pairs, &one.gone]) {
+        said.extend(told.near(&near, &aliases).map_err(unreadable)?);
     }
     let peers = process.qps.iter().map(|qp| qp.as_ref()?.peer);
     things.peers = peers.collect();
@@ -280,6 +282,7 @@ impl Plugin for Verbs {
         let id = new_domain().0;
         let quiesced = Quiesced {
             queue_pairs: Told::new(&said(&state.process)),
+            gone: Told::new(&said_of_gone(&state.process)),
             aliases: aliases(&state),
             moves: event.part() == Part::Moves,
         };

@@ -508,7 +508,7 @@ exported! {
             match (*ours).opened {
                 Some(_) => state.things.opened.retain(|other| *other != ours),
                 None => {
-                    state.process.qps[(*ours).place as usize] = None;
+                    state.process.destroyed((*ours).place);
                     set(&mut state.things.qps, (*ours).place, ptr::null_mut());
                     context.by_number.remove(&number);
                 }

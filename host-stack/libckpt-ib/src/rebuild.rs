@@ -434,6 +434,7 @@ pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
     let (names, listeners): (Vec<_>, Vec<_>) =
         all.into_iter().map(|one| (one.names, one.listener)).unzip();
     state.things.names = Names::new(names, None);
+    state.process.fail_alone(&state.things.names);
     // SAFETY: what is in the tables is alive, and made again.
     unsafe {
         for ah in state.things.ahs.iter() {

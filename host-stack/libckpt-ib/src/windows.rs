@@ -67,11 +67,16 @@ impl Mw {
 
     /// What it will be called when it is bound again as it was.
     pub fn foresee(&mut self, bound: &Bound) {
-        self.key_below = match self.mw.r#type {
-            IBV_MW_TYPE_1 => next_key(self.key_below),
-            _ => self.real_key(bound.key),
-        };
+        self.key_below = self.foreseen(bound, self.key_below);
         self.key = bound.key;
+    }
+
+    /// What a window below, that has this key, will be called when it is bound as this one was.
+    pub fn foreseen(&self, bound: &Bound, key_below: u32) -> u32 {
+        match self.mw.r#type {
+            IBV_MW_TYPE_1 => next_key(key_below),
+            _ => window_key(bound.key, self.key, key_below),
+        }
     }
 }
 

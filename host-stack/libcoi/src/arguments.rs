@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_void},
     slice,
 };
 
@@ -13,14 +13,15 @@ use snaprig_coi::{
 
 use crate::{
     result::{Done, code, require},
+    strings::Text,
     types::CoiEvent,
 };
 
 /// A string.
 ///
 /// # Safety
-/// `pointer` is null, or a string that ends with a null byte and stays during the call.
-pub unsafe fn text(pointer: *const c_char) -> Option<String> {
+/// It is null, or a string that ends with a null byte and stays during the call.
+pub unsafe fn text(Text(pointer): Text) -> Option<String> {
     // SAFETY: the pointer is not null, and the caller says that it is a string then; it is copied
     // before this returns.
     let text = (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) })?;

@@ -1,46 +1,32 @@
-//! Snapify from outside: `snaprig` can pause, capture and migrate the program's process, which knows
-//! nothing of it.
+//! Snapify from outside: `snaprig snapify` can pause, capture and migrate the program's processes, which know nothing of
+//! it.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use snaprig_snapify::control::{Service, serve};
+use snaprig_snapify::control::{Controlled, Service};
 
-use crate::{handles::lock, process::oldest, trace, types::Handle};
+use crate::{handles::lock, trace};
 
-/// For one process of the program at a time: that is how many it can name.
-static SERVICE: Mutex<Option<(Handle, Service)>> = Mutex::new(None);
+/// It is there from the first process on, for as long as the program is. A child of fork(2) makes no calls ([`crate::fork`]).
+static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
 
-/// The oldest process can be paused, captured and so on, if none can yet.
-pub fn offer() {
+/// This process can be controlled.
+pub fn offer(process: &Arc<Controlled>) {
     let mut service = lock(&SERVICE);
-    if service.is_some() {
-        return;
+    if let Some(service) = &*service {
+        return service.add(process);
     }
-    let Some((handle, entry)) = oldest() else {
-        return;
-    };
-    match serve(&entry.process.engine().rig(), &entry.process) {
-        Ok(serving) => *service = Some((handle, serving)),
+    match Service::start(&process.process().engine().rig(), process) {
+        Ok(started) => *service = Some(started),
         // The program does not need it.
         Err(error) => trace::say(|| format!("Snapify cannot control this program: {error}")),
     }
 }
 
-/// This process is gone: the next is controlled.
-pub fn gone(gone: Handle) {
-    let ended = {
-        let mut service = lock(&SERVICE);
-        match service.take() {
-            Some((handle, serving)) if handle == gone => Some(serving),
-            other => {
-                *service = other;
-                None
-            }
-        }
-    };
-    if ended.is_some() {
-        // It may have a command to wait for.
-        drop(ended);
-        offer();
+/// This process is gone; a command for it that is under way is waited for.
+pub fn gone(process: &Arc<Controlled>) {
+    if let Some(service) = &*lock(&SERVICE) {
+        service.remove(process);
     }
+    process.end();
 }

@@ -1,11 +1,11 @@
 //! `COIEngine_source.h`: the cards of the rig, which are Knights Corners.
 
-use std::ffi::c_char;
+use std::{ffi::c_char, sync::Once};
 
 use snaprig_scif::client::rig_from_environment;
 use snaprig_wire::pci;
 
-use snaprig_coi::Engine;
+use snaprig_coi::{CoiError, Engine};
 
 use crate::{
     arguments::give,
@@ -40,6 +40,16 @@ pub fn handle(engine: Engine) -> Handle {
     }
 }
 
+/// Says once why there is no COI here.
+fn complain(why: &str) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        trace::tell(&format!(
+            "no rig: {why}; `snaprig run -- PROGRAM` starts one"
+        ));
+    });
+}
+
 /// How many cards of a kind there are.
 fn count(kind: u32) -> Done<u32> {
     match kind {
@@ -48,11 +58,24 @@ fn count(kind: u32) -> Done<u32> {
         _ => return Err(code::DOES_NOT_EXIST.into()),
     }
     let Some(rig) = rig_from_environment() else {
-        trace::say(|| "no engines: SNAPRIG_RIG, the directory of a rig, is not set".into());
+        complain("SNAPRIG_RIG is not set");
         return Ok(0);
     };
-    let count = Engine::count(&rig)?;
+    let count = Engine::count(&rig);
+    if let Err(error @ CoiError::Scif(_)) = &count {
+        complain(&format!("{}: {error}", rig.display()));
+    }
+    let count = count?;
     u32::try_from(count).map_err(|_| code::ERROR.into())
+}
+
+/// A card by its number among those of its kind.
+pub fn numbered(kind: u32, index: u32) -> Done<Engine> {
+    require(index < count(kind)?, code::OUT_OF_RANGE)?;
+    let rig = rig_from_environment().ok_or(code::OUT_OF_RANGE)?;
+    let index = u16::try_from(index).map_err(|_| code::OUT_OF_RANGE)?;
+    // One that is not attached is offline, too.
+    Ok(Engine::get(&rig, index).map_err(|_| code::NOT_INITIALIZED)?)
 }
 
 api! {
@@ -67,11 +90,7 @@ api! {
     fn COIEngineGetHandle(kind: u32, index: u32, engine_out: *mut Handle) {
         require(!engine_out.is_null(), code::INVALID_POINTER)?;
         require(kind != device::KNF, code::OUT_OF_RANGE)?;
-        require(index < count(kind)?, code::OUT_OF_RANGE)?;
-        let rig = rig_from_environment().ok_or(code::OUT_OF_RANGE)?;
-        let index = u16::try_from(index).map_err(|_| code::OUT_OF_RANGE)?;
-        // One that is not attached is offline, too.
-        let found = Engine::get(&rig, index).map_err(|_| code::NOT_INITIALIZED)?;
+        let found = numbered(kind, index)?;
         require(found.is_online()?, code::NOT_INITIALIZED)?;
         // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
         // writes and does not read; it does nothing for null.

@@ -9,15 +9,14 @@
 //! | `COI_HOST_THREAD_AFFINITY` | processors for this library's threads |
 
 use std::{
-    env,
-    ffi::c_char,
-    mem,
+    env, mem,
     path::{Path, PathBuf},
 };
 
 use crate::{
     arguments::text,
     result::{Done, Failure, code},
+    strings::Environment,
 };
 
 /// Where libraries for cards are: in the first of these directories that has one.
@@ -78,7 +77,7 @@ pub fn trace_libraries() -> bool {
 /// # Safety
 /// `added` is null, or an array of strings that ends with a null pointer; both stay during the
 /// call.
-pub unsafe fn of_process(inherit: bool, added: *const *const c_char) -> Vec<String> {
+pub unsafe fn of_process(inherit: bool, added: Environment) -> Vec<String> {
     let mut variables: Vec<(String, String)> = match inherit {
         true => env::vars_os()
             .map(|(name, value)| {
@@ -88,7 +87,7 @@ pub unsafe fn of_process(inherit: bool, added: *const *const c_char) -> Vec<Stri
             .collect(),
         false => Vec::new(),
     };
-    let mut at = added;
+    let mut at = added.0;
     while !at.is_null() {
         // SAFETY: the caller says that the array ends with a null pointer. `at` is not beyond it,
         // for the loop ends there, and every entry before it is a string.
@@ -171,13 +170,15 @@ fn processors(list: &str) -> Done<libc::cpu_set_t> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strings::Text;
 
     #[test]
     fn added_variables_take_the_place_of_inherited_ones() {
-        let added = [c"PATH=/card".as_ptr(), c"NEW=1".as_ptr(), std::ptr::null()];
+        let added = [c"PATH=/card".as_ptr(), c"NEW=1".as_ptr(), std::ptr::null()].map(Text);
+        let added = Environment(added.as_ptr());
         // SAFETY: `added` is a vector of this test whose last entry is a null pointer, and its
         // other entries are static strings.
-        let all = unsafe { of_process(true, added.as_ptr()) };
+        let all = unsafe { of_process(true, added) };
         let paths: Vec<_> = all
             .iter()
             .filter(|line| line.starts_with("PATH="))
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(paths, ["PATH=/card"]);
         // SAFETY: `added` is a vector of this test whose last entry is a null pointer, and its
         // other entries are static strings.
-        let alone = unsafe { of_process(false, added.as_ptr()) };
+        let alone = unsafe { of_process(false, added) };
         assert_eq!(alone, ["PATH=/card", "NEW=1"]);
     }
 

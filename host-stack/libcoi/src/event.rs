@@ -6,6 +6,7 @@ use snaprig_coi::ops::{self, Event};
 
 use crate::{
     arguments::{array, context, give, known},
+    fork,
     handles::lock,
     notify,
     result::{Done, Failure, code, require},
@@ -65,6 +66,7 @@ api! {
 
     fn COIEventRegisterUserEvent(event_out: *mut CoiEvent) {
         require(!event_out.is_null(), code::INVALID_POINTER)?;
+        fork::watch();
         let context = context();
         let number = ops::register_user_event(context).0;
         lock(&USER_EVENTS).insert(number, context);

@@ -4,7 +4,7 @@ use snaprig_versioned::export;
 
 use crate::{
     buffer::*, engine::*, event::*, library::*, notify::*, perf::*, pipeline::*, process::*,
-    result::COIResultGetName, sink::*, sysinfo::*, transfer::*,
+    result::COIResultGetName, sink::*, snapify::*, sysinfo::*, transfer::*,
 };
 
 macro_rules! exports {
@@ -45,3 +45,12 @@ export!(
     COIProcessLoadLibraryFromMemory2,
     "COIProcessLoadLibraryFromMemory@COI_2.0"
 );
+
+// For libsnapify.so.0 alone, which has them under a version of its own: programs are not linked with these.
+macro_rules! private {
+    ($($function:ident)*) => {$(
+        export!($function, concat!(stringify!($function), "@SNAPRIG_PRIVATE"));
+    )*};
+}
+
+private! { snapify_pause snapify_capture snapify_wait snapify_resume snapify_restore snapify_result }

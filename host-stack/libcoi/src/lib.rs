@@ -13,10 +13,13 @@
 //! | `types`, `result` | C types, constants, codes |
 //! | `arguments` | what a program's pointers and numbers stand for |
 //! | `handles` | tables of handles |
+//! | `strings` | what programs pass as strings, shown |
 //! | `trace` | around every call: a line on standard error, and no panic gets out |
+//! | `fork` | a child of fork(2) has no COI |
 //! | `engine`, `process`, `library`, `notify`, `pipeline`, `buffer`, `transfer`, `arrays`, `event` | the functions, by header |
 //! | `perf`, `sysinfo`, `sink` | those of `common/`, and those that are of use on a card only |
 //! | `control` | Snapify from outside |
+//! | `snapify` | Snapify for the program itself: what `libsnapify.so.0` calls |
 //! | `elf`, `environment`, `memory` | of programs and libraries; of environment variables; of the caller's memory |
 //!
 //! The headers are in `include/`, and say what each function does and which code it gives when.
@@ -38,6 +41,7 @@ mod engine;
 mod environment;
 mod event;
 mod exports;
+mod fork;
 mod handles;
 mod library;
 mod memory;
@@ -47,6 +51,8 @@ mod pipeline;
 mod process;
 mod result;
 mod sink;
+mod snapify;
+mod strings;
 mod sysinfo;
 mod trace;
 mod transfer;

@@ -1,7 +1,7 @@
 //! `COIProcess_source.h`: libraries.
 
 use std::{
-    ffi::{c_char, c_void},
+    ffi::c_void,
     sync::{Arc, Mutex},
 };
 
@@ -14,6 +14,7 @@ use crate::{
     handles::lock,
     process::{entry, living, origin},
     result::{Done, Failure, code, require},
+    strings::{Text, Texts},
     trace::api,
     types::{FAT_BINARY, FILE_NAME_MAX, Handle, LOAD_LIBRARY_V1},
 };
@@ -31,9 +32,9 @@ api! {
         process: Handle,
         library: *const c_void,
         library_bytes: u64,
-        name: *const c_char,
-        search_path: *const c_char,
-        origin: *const c_char,
+        name: Text,
+        search_path: Text,
+        origin: Text,
         origin_offset: u64,
         flags: u32,
         library_out: *mut Handle,
@@ -59,9 +60,9 @@ api! {
         process: Handle,
         library: *const c_void,
         library_bytes: u64,
-        name: *const c_char,
-        search_path: *const c_char,
-        origin: *const c_char,
+        name: Text,
+        search_path: Text,
+        origin: Text,
         origin_offset: u64,
         library_out: *mut Handle,
     ) {
@@ -77,9 +78,9 @@ api! {
 
     fn COIProcessLoadLibraryFromFile2(
         process: Handle,
-        file: *const c_char,
-        name: *const c_char,
-        search_path: *const c_char,
+        file: Text,
+        name: Text,
+        search_path: Text,
         flags: u32,
         library_out: *mut Handle,
     ) {
@@ -102,9 +103,9 @@ api! {
 
     fn COIProcessLoadLibraryFromFile(
         process: Handle,
-        file: *const c_char,
-        name: *const c_char,
-        search_path: *const c_char,
+        file: Text,
+        name: Text,
+        search_path: Text,
         library_out: *mut Handle,
     ) {
         // SAFETY: the older function has the contract of the newer one, and the program's arguments
@@ -121,7 +122,6 @@ api! {
         let number = library.0 as u64;
         // The process may have loaded it itself (COIProcessLoadSinkLibraryFromFile).
         process.process.unload_library(Library(number))?;
-        lock(&process.libraries).remove(&number);
         process.forget_functions()
     }
 
@@ -129,17 +129,17 @@ api! {
         count: u32,
         libraries: *const *const c_void,
         bytes: *const u64,
-        origins: *const *const c_char,
+        origins: Texts,
         origin_offsets: *const u64,
     ) {
         require(count > 0, code::OUT_OF_RANGE)?;
         require(!libraries.is_null() && !bytes.is_null(), code::INVALID_POINTER)?;
-        require(origins.is_null() == origin_offsets.is_null(), code::ARGUMENT_MISMATCH)?;
+        require(origins.0.is_null() == origin_offsets.is_null(), code::ARGUMENT_MISMATCH)?;
         let count = count as usize;
         // SAFETY: COI's header has the program pass three arrays of `count` entries each, which
         // stay during the call; `array` gives none for null.
         let (libraries, bytes, origins) =
-            unsafe { (array(libraries, count), array(bytes, count), array(origins, count)) };
+            unsafe { (array(libraries, count), array(bytes, count), array(origins.0, count)) };
         let mut found = Vec::with_capacity(count);
         for (at, (library, bytes)) in libraries.iter().zip(bytes).enumerate() {
             require(!library.is_null(), code::INVALID_POINTER)?;
@@ -194,19 +194,9 @@ impl Load {
         require(name.len() < FILE_NAME_MAX, code::OUT_OF_RANGE)?;
         let bytes = self.bytes.len() as u64;
         let origin = origin(self.origin.as_deref(), self.origin_offset, bytes)?;
-        let loaded = lock(&process.libraries)
-            .iter()
-            .find(|(_, known)| **known == name)
-            .map(|(number, _)| *number);
-        if let Some(number) = loaded {
-            // SAFETY: the caller says that `library_out` is null or a place for a handle, which
-            // `give` writes and does not read.
-            unsafe { give(library_out, Handle(number as usize)) };
-            return Err(code::ALREADY_EXISTS.into());
-        }
         let done = process.process.load_library(LibraryOptions {
             bytes: self.bytes,
-            name: Some(name.clone()),
+            name: Some(name),
             origin,
             library_path: self.search_path,
             libraries: registered(),
@@ -217,7 +207,6 @@ impl Load {
             Err(CoiError::LibraryLoaded(number)) => Library(*number),
             Err(_) => return Ok(done.map(|_| ())?),
         };
-        lock(&process.libraries).insert(library.0, name);
         // SAFETY: the caller says that `library_out` is null or a place for a handle, which `give`
         // writes and does not read.
         unsafe { give(library_out, Handle(library.0 as usize)) };

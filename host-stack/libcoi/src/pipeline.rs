@@ -7,7 +7,7 @@ use snaprig_coi::{Function, Pipeline, ops::Access};
 use crate::{
     arguments::{Completion, array, both_or_neither, dependencies, foreign, give},
     buffer::buffer,
-    engine::cores,
+    engine::{self, cores},
     environment::Affinity,
     handles::Table,
     process::{Entry, entry},
@@ -104,9 +104,11 @@ api! {
         require(!engine_out.is_null(), code::INVALID_POINTER)?;
         let line = PIPELINES.get(pipeline)?;
         require(!line.process.is_destroyed(), code::PROCESS_DIED)?;
+        // It may be on another card than at first.
+        let engine = engine::handle(line.process.process.engine());
         // SAFETY: COI's header has the program pass null or a place for the answer, which `give`
         // writes and does not read; it does nothing for null.
-        unsafe { give(engine_out, line.process.engine) };
+        unsafe { give(engine_out, engine) };
         Ok(())
     }
 

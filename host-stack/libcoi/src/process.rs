@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{c_char, c_void},
+    ffi::c_void,
     fs,
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
@@ -25,22 +25,23 @@ use crate::{
     control, elf,
     engine::engine,
     environment::{self, Affinity},
+    fork,
     handles::{Table, lock},
     library::registered,
     notify::Registered,
     result::{Done, Failure, code, require},
-    trace::api,
+    snapify::Snapshots,
+    strings::{Environment, Text, Texts},
+    trace::{self, api},
     types::{CoiEvent, FAT_BINARY, FILE_NAME_MAX, FUNCTION_NAME_MAX, Handle},
 };
 
 /// A process, and what is known of it here.
 pub struct Entry {
     pub process: Process,
-    pub engine: Handle,
+    pub snapshots: Snapshots,
     /// Functions that were asked for, by name.
     functions: Mutex<BTreeMap<String, u64>>,
-    /// Names of loaded libraries.
-    pub libraries: Mutex<BTreeMap<u64, String>>,
     pub callbacks: Mutex<Vec<Registered>>,
     destroyed: AtomicBool,
 }
@@ -57,11 +58,6 @@ pub fn living(handle: Handle) -> Done<Arc<Entry>> {
     let process = entry(handle)?;
     require(process.process.is_alive(), code::PROCESS_DIED)?;
     Ok(process)
-}
-
-/// The oldest that there is.
-pub fn oldest() -> Option<(Handle, Arc<Entry>)> {
-    PROCESSES.find(|_| true)
 }
 
 impl Entry {
@@ -95,15 +91,15 @@ impl Entry {
 api! {
     fn COIProcessCreateFromFile(
         engine: Handle,
-        name: *const c_char,
+        name: Text,
         argument_count: i32,
-        arguments: *const *const c_char,
+        arguments: Texts,
         inherit_environment: u8,
-        added_environment: *const *const c_char,
+        added_environment: Environment,
         proxy: u8,
-        reserved: *const c_char,
+        reserved: Text,
         buffer_bytes: u64,
-        search_path: *const c_char,
+        search_path: Text,
         process_out: *mut Handle,
     ) {
         // SAFETY: COI's header has the program pass null, which is refused, or a string that ends
@@ -131,18 +127,18 @@ api! {
 
     fn COIProcessCreateFromMemory(
         engine: Handle,
-        name: *const c_char,
+        name: Text,
         binary: *const c_void,
         binary_bytes: u64,
         argument_count: i32,
-        arguments: *const *const c_char,
+        arguments: Texts,
         inherit_environment: u8,
-        added_environment: *const *const c_char,
+        added_environment: Environment,
         proxy: u8,
-        reserved: *const c_char,
+        reserved: Text,
         buffer_bytes: u64,
-        search_path: *const c_char,
-        origin: *const c_char,
+        search_path: Text,
+        origin: Text,
         origin_offset: u64,
         process_out: *mut Handle,
     ) {
@@ -186,7 +182,7 @@ api! {
         entry.destroyed.store(true, Ordering::Release);
         // Whoever destroyed it at the same time has its answer too.
         PROCESSES.remove(process)?;
-        control::gone(process);
+        control::gone(&entry.snapshots.controlled);
         let (returned, signal) = match exit {
             Exit::Code(status) => (status as i8, 0),
             Exit::Signal(number) => (-1, number.unsigned_abs()),
@@ -203,15 +199,15 @@ api! {
     fn COIProcessGetFunctionHandles(
         process: Handle,
         count: u32,
-        names: *const *const c_char,
+        names: Texts,
         functions_out: *mut usize,
     ) {
         let process = entry(process)?;
-        require(!names.is_null() && !functions_out.is_null(), code::INVALID_POINTER)?;
+        require(!names.0.is_null() && !functions_out.is_null(), code::INVALID_POINTER)?;
         require(count > 0, code::OUT_OF_RANGE)?;
         // SAFETY: the pointer is not null, and COI's header has the program pass `count` strings,
         // or null pointers, which stay during the call.
-        let names = unsafe { array(names, count as usize) }
+        let names = unsafe { array(names.0, count as usize) }
             .iter()
             // SAFETY: COI's header has each be a string that ends with a null byte, which is copied
             // within this call; null is refused.
@@ -356,11 +352,11 @@ struct Create {
     engine: Handle,
     name: Option<String>,
     binary: Option<Vec<u8>>,
-    arguments: (i32, *const *const c_char),
-    environment: (u8, *const *const c_char),
+    arguments: (i32, Texts),
+    environment: (u8, Environment),
     proxy: u8,
     buffer_bytes: u64,
-    search_path: *const c_char,
+    search_path: Text,
     origin: Option<String>,
     origin_offset: u64,
     process_out: *mut Handle,
@@ -384,7 +380,7 @@ impl Create {
         require(name.len() < FILE_NAME_MAX, code::OUT_OF_RANGE)?;
         let count = usize::try_from(self.arguments.0).map_err(|_| code::OUT_OF_RANGE)?;
         require(!binary.is_empty(), code::OUT_OF_RANGE)?;
-        both_or_neither(count, self.arguments.1)?;
+        both_or_neither(count, self.arguments.1.0)?;
         let astray = self.origin_offset > 0 && self.origin.is_none();
         require(!astray, code::ARGUMENT_MISMATCH)?;
         let affinity = Affinity::enter()?;
@@ -393,7 +389,7 @@ impl Create {
         let origin = origin(self.origin.as_deref(), self.origin_offset, bytes)?;
         // SAFETY: the caller says that there are `count` arguments, or null, for which `array`
         // gives none; they stay during the call.
-        let arguments = unsafe { array(self.arguments.1, count) }
+        let arguments = unsafe { array(self.arguments.1.0, count) }
             .iter()
             // SAFETY: the caller says that each is a string; it is copied within this call, and
             // null is refused.
@@ -414,6 +410,9 @@ impl Create {
             arguments,
             env,
             proxy: (self.proxy != 0).then(process::to_own_output),
+            crash: Some(Arc::new(|name, error| {
+                trace::tell(&format!("{name}: {error}"))
+            })),
             library_path,
             preload: environment::preload()?,
             libraries: registered(),
@@ -427,21 +426,23 @@ impl Create {
             let why = "SINK_LD_TRACE_LOADED_OBJECTS is set";
             return Err(Failure::new(code::NOT_INITIALIZED, why));
         }
+        fork::watch();
         snaprig_snapify::plugin::register();
         let process = Process::create_with(&card, options)?;
         drop(affinity);
+        let snapshots = Snapshots::new(&process);
+        let controlled = snapshots.controlled.clone();
         let handle = PROCESSES.insert(Arc::new(Entry {
             process,
-            engine: self.engine,
+            snapshots,
             functions: Mutex::default(),
-            libraries: Mutex::default(),
             callbacks: Mutex::default(),
             destroyed: AtomicBool::new(false),
         }));
         // SAFETY: the caller says that `process_out` is null or a place for a handle, which `give`
         // writes and does not read.
         unsafe { give(self.process_out, handle) };
-        control::offer();
+        control::offer(&controlled);
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
 //! What MPSS's library has on the host too, and is of use on a card only.
 
-use std::ffi::c_char;
-
 use crate::{
     result::{Failure, code},
+    strings::Text,
     trace::api,
     types::Handle,
 };
@@ -24,9 +23,9 @@ api! {
     fn COIProcessProxyFlush() { Err(elsewhere()) }
 
     fn COIProcessLoadSinkLibraryFromFile(
-        file: *const c_char,
-        name: *const c_char,
-        search_path: *const c_char,
+        file: Text,
+        name: Text,
+        search_path: Text,
         flags: u32,
         library_out: *mut Handle,
     ) {

@@ -9,7 +9,10 @@ use std::{
     time::Instant,
 };
 
-use crate::result::{Done, Failure, code};
+use crate::{
+    fork,
+    result::{Done, Failure, code},
+};
 
 /// Whether calls are to be told of.
 pub fn is_on() -> bool {
@@ -20,9 +23,18 @@ pub fn is_on() -> bool {
 /// A line for whoever traces.
 pub fn say(line: impl FnOnce() -> String) {
     if is_on() {
-        // Nobody may be reading: that is no affair of the program's.
-        let _ = std::io::stderr().write_all(format!("coi: {}\n", line()).as_bytes());
+        write("coi", &line());
     }
+}
+
+/// A line for the user, whether anybody traces or not.
+pub fn tell(line: &str) {
+    write("libcoi", line);
+}
+
+fn write(who: &str, line: &str) {
+    // Nobody may be reading: that is no affair of the program's.
+    let _ = std::io::stderr().write_all(format!("{who}: {line}\n").as_bytes());
 }
 
 /// Makes a call.
@@ -34,14 +46,14 @@ pub fn call(name: &str, arguments: &[(&str, &dyn Debug)], body: impl FnOnce() ->
             "a bug in libcoi_host: it panicked",
         ))
     };
-    let done = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(bug);
+    let done = match fork::refusal() {
+        Some(failure) => Err(failure),
+        None => catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(bug),
+    };
     let code = done.as_ref().map_or_else(|failure| failure.code, |()| 0);
     if let Some(start) = start {
         let took = start.elapsed().as_micros();
-        let list = arguments
-            .iter()
-            .map(|(name, value)| format!("{name}={value:?}"));
-        let mut line = format!("{name}({})", list.collect::<Vec<_>>().join(", "));
+        let mut line = format!("{name}({})", shown(arguments));
         let _ = match done {
             Ok(()) => write!(line, " = COI_SUCCESS"),
             Err(failure) => write!(line, " = {failure}"),
@@ -49,6 +61,19 @@ pub fn call(name: &str, arguments: &[(&str, &dyn Debug)], body: impl FnOnce() ->
         say(|| format!("{line} {took} us"));
     }
     code
+}
+
+/// Arguments, as a line has them. An array is as long as the argument before it says.
+fn shown(arguments: &[(&str, &dyn Debug)]) -> String {
+    // No precision is larger.
+    const COUNT_MAX: usize = u16::MAX as usize;
+    let mut count = 0;
+    let list = arguments.iter().map(|(name, value)| {
+        let value = format!("{value:.count$?}");
+        count = value.parse().unwrap_or(0).min(COUNT_MAX);
+        format!("{name}={value}")
+    });
+    list.collect::<Vec<_>>().join(", ")
 }
 
 /// A function of the C interface that gives a COIRESULT.
@@ -68,3 +93,25 @@ macro_rules! api {
     )*};
 }
 pub(crate) use api;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strings::{Text, Texts};
+
+    #[test]
+    fn an_array_is_as_long_as_the_argument_before_it_says() {
+        let names = [Text(c"one".as_ptr()), Text(c"two".as_ptr())];
+        let names = Texts(names.as_ptr());
+        let line = shown(&[
+            ("count", &1_u32),
+            ("names", &names),
+            ("bytes", &u64::MAX),
+            ("flags", &-1),
+        ]);
+        assert_eq!(
+            line,
+            format!("count=1, names=[\"one\"], bytes={}, flags=-1", u64::MAX)
+        );
+    }
+}

@@ -150,6 +150,8 @@ pub enum FromDaemon {
 /// A card, as its own system has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardInfo {
+    /// Cores.
+    pub cores: u32,
     /// Hardware threads.
     pub threads: u32,
     /// Memory.

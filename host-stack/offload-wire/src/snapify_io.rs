@@ -42,7 +42,7 @@ pub use sink::Sink;
 pub use source::Source;
 
 /// Version of these messages; daemons that differ do not talk.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of the registered buffer (the paper's 4 MiB).
 pub const BUFFER_BYTES: usize = 4 << 20;
 /// Parts of the buffer.
@@ -51,6 +51,10 @@ pub const SLOTS: u8 = 2;
 pub const SLOT_BYTES: usize = BUFFER_BYTES / SLOTS as usize;
 /// The Unix socket on a card where `snapify_iod` serves local programs.
 pub const SOCKET: &str = "/run/snapify_iod.sock";
+/// The same for programs of the host, in the rig's directory.
+pub const RIG_SOCKET: &str = "snapify_io.sock";
+/// What a user process that reads leaves with its daemon.
+pub const UNREAD: u8 = b'!';
 /// Longest path, in bytes (`PATH_MAX`).
 pub const PATH_BYTES_MAX: usize = 4096;
 
@@ -68,11 +72,26 @@ pub enum Mode {
     Write,
 }
 
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// Part of a snapshot: its checksums are beside it, and it is not read without them.
+    Snapshot,
+    /// A program's own.
+    Plain,
+}
+
 /// What a user process asks its local daemon for, over [`SOCKET`]; the daemon answers with
-/// [`Message::Opened`] or [`Message::Failed`]. The bytes follow as they are. In write mode, after
-/// the end of the stream, [`Message::Finished`] or [`Message::Failed`] comes back.
+/// [`Message::Opened`] or [`Message::Failed`]. The bytes follow as they are.
+///
+/// In write mode, after the end of the stream, [`Message::Finished`] or [`Message::Failed`] comes back.
+/// In read mode the user process sends one more byte ([`UNREAD`]), which the daemon takes after the last one of the
+/// file: who closes a socket with bytes in it resets it (unix(7), ECONNRESET), so that a stream that is not whole
+/// ends with an error whatever ended it, the daemon's death too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalOpen {
+    /// What the file is.
+    pub kind: Kind,
     /// SCIF node whose file it is.
     pub node: u16,
     /// Direction.
@@ -88,6 +107,8 @@ pub enum Message {
     Open {
         /// [`VERSION`].
         version: u32,
+        /// What the file is.
+        kind: Kind,
         /// Direction.
         mode: Mode,
         /// Absolute path on the server's node.

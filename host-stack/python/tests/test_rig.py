@@ -8,6 +8,11 @@ from conftest import DEADLINE_S
 from snaprig import Error, Rig
 
 
+def test_a_card_has_the_processors_that_it_was_given() -> None:
+    with Rig(cards=1, memory=["256M"], cores=2, threads_per_core=4) as rig:
+        assert rig.card(0).run(["nproc", "--all"]).stdout == "8\n"
+
+
 def test_a_card_runs_programs_and_comes_back() -> None:
     with Rig(cards=1, memory=["256M"]) as rig:
         card = rig.card(0)

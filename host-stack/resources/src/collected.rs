@@ -7,7 +7,10 @@ use std::{
 };
 
 use libc::pid_t;
-use snaprig_tracee::descriptors::{compare, copy_of, descriptors, is_ours, me};
+use snaprig_tracee::{
+    descriptors::{compare, copy_of, descriptors, me},
+    tree::is_ours,
+};
 
 use crate::{
     descriptor::FoundDescriptor,

@@ -22,12 +22,13 @@
 //! folder and a line in [`list`]; what the image says of it is added at the end of [`state::Kind`], so that older images can
 //! be read.
 //!
-//! What the kinds share: a descriptor as /proc tells of it (`descriptor`), the open files of a tree that stands still
+//! What the kinds share: a descriptor as /proc tells of it (`descriptor`), the clocks of a tree (`clocks`), the open files of a tree that stands still
 //! (`collected`) and of one that is restarted (`opened`), a process that is being restarted (`growing`), where pages of an
 //! image go (`target`), how they are written (`copy`, `spaces`), and what trees of a job tell each other (`board`).
 
 pub mod board;
 mod calls;
+pub mod clocks;
 pub mod collected;
 pub mod copy;
 mod counters;
@@ -49,7 +50,7 @@ pub mod opened;
 mod outside;
 mod pipes;
 pub mod plugins;
-mod processes;
+pub mod processes;
 pub mod resource;
 pub mod sockets;
 pub mod spaces;
@@ -61,7 +62,6 @@ mod terminals;
 mod watches;
 
 pub use self::{
-    calls::clock,
     error::{Error, Result},
     event::{Event, Observer, Reporter},
     list::all,

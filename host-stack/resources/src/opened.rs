@@ -24,6 +24,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    clocks::Clocks,
     error::{Error, Result},
     state::{FileId, OpenFile, Tree},
 };
@@ -58,6 +59,8 @@ pub struct Opened {
     pub shared: Vec<(RawFd, RawFd)>,
     /// Sockets and memory that are there still, if they have come along: they are not made again.
     pub carried: Option<Carried>,
+    /// What the clocks of the tree showed when it stood still, if they go on from there; without, a timer has what was left of it.
+    pub clocks: Option<Clocks>,
     /// What is mapped: by name, and whether it is written to.
     mapped: BTreeMap<(Vec<u8>, bool), RawFd>,
     next: RawFd,
@@ -78,6 +81,7 @@ impl Opened {
             files: vec![-1; tree.files.len()],
             shared: Vec::new(),
             carried: None,
+            clocks: None,
             mapped: BTreeMap::new(),
             next: base,
         }

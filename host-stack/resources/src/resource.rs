@@ -7,7 +7,7 @@
 //! a restart, supervisor   check --> prepare --> open --> refill --> claim
 //! its processes           lead_session --> open_late --> add        each of them, as a fork of the supervisor
 //! held processes          with_inherited --> with_own               by the calls that they make
-//! supervisor              targets (memory is filled) --> filled --> finish --> resume; or withdraw
+//! supervisor              targets (memory is filled) --> filled --> finish --> before_it_runs; or withdraw
 //! ```
 //! Every step of one kind is done before the next step of any. Within a step, kinds are asked in the order of their list
 //! ([`super::list`]).
@@ -20,6 +20,7 @@ use snaprig_tracee::freeze::Frozen;
 
 use crate::{
     board::Board,
+    clocks::Clocks,
     collected::Collected,
     copy::PageWriter,
     descriptor::FoundDescriptor,
@@ -49,8 +50,6 @@ pub enum Purpose {
 
 /// A tree that runs.
 pub struct Running<'a> {
-    /// Its supervisor: the processes are the descendants of this one.
-    pub ancestor: pid_t,
     /// Its processes, when it was looked at.
     pub pids: &'a [pid_t],
     /// What it is looked at for.
@@ -79,6 +78,8 @@ pub struct TreeContext<'a> {
     pub shared: &'a mut Shared,
     /// Files by their names.
     pub named: &'a mut Named,
+    /// Its clocks when it stood still.
+    pub clocks: Clocks,
 }
 
 /// What an open file is.
@@ -259,8 +260,9 @@ pub trait Resource {
         Ok(())
     }
 
-    /// The tree runs.
-    fn resume(&self, tree: &Tree) {}
+    /// All of the tree is as it was, and about to run. Its threads are held: a signal that is sent now interrupts the calls
+    /// that they are in; sent later it could come before they are made again.
+    fn before_it_runs(&self, tree: &Tree) {}
 
     /// The supervisor's ends of connections that processes of the tree have to it, moved behind `last`, with those
     /// processes.

@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use snaprig_coi::EngineInfo;
 use snaprig_scif::host::{
     HostNode,
     cards::CardState::{
@@ -78,6 +79,18 @@ impl Card {
     pub fn memory_bytes(&self) -> u64 {
         let bytes = each(&self.builder.memory_bytes, self.node);
         bytes.copied().unwrap_or(MEMORY_BYTES)
+    }
+
+    /// What it is made of.
+    pub(crate) fn info(&self) -> EngineInfo {
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let (cores, each) = (self.builder.cores, self.builder.threads_per_core);
+        EngineInfo {
+            cores: count(cores),
+            threads: count(cores.saturating_mul(each)),
+            memory_bytes: self.memory_bytes(),
+            ..EngineInfo::default()
+        }
     }
 
     /// Its state, as the host sees it.
@@ -247,6 +260,7 @@ impl Card {
             node: self.node,
             memory_bytes: self.memory_bytes(),
             cores: self.builder.cores,
+            threads_per_core: self.builder.threads_per_core,
             platform: each(&self.builder.platforms, self.node).copied(),
             files: self.builder.files.clone(),
             remove_directory: !self.builder.keep,

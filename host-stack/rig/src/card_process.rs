@@ -15,7 +15,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_card_device::{self as device, Device, Listener};
-use snaprig_card_fs::console;
+use snaprig_card_fs::{Topology, console};
 use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
@@ -57,8 +57,10 @@ pub struct CardOptions {
     pub node: u16,
     /// Card memory in bytes, a multiple of 4 KiB.
     pub memory_bytes: u64,
-    /// How many of its threads run at once.
+    /// Cores.
     pub cores: usize,
+    /// Hardware threads of each.
+    pub threads_per_core: usize,
     /// The platform; `None` takes the best that works.
     pub platform: Option<Kind>,
     /// Files of the host that it has from its start.
@@ -112,7 +114,10 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
     let config = Config {
         memory,
         platform,
-        cores: options.cores,
+        topology: Topology {
+            cores: options.cores,
+            threads_per_core: options.threads_per_core,
+        },
         node: options.node,
     };
     let kernel = Kernel::new(config).map_err(|e| failed("the card kernel")(e.into()))?;

@@ -190,6 +190,7 @@ fn utf8(path: PathBuf) -> io::Result<String> {
 mod tests {
     use std::sync::Arc;
 
+    use snaprig_card_fs::Topology;
     use snaprig_card_kernel::Config;
     use snaprig_card_memory::CardMemory;
     use snaprig_card_platform::{self as platform, Kind};
@@ -203,7 +204,7 @@ mod tests {
         let config = Config {
             memory,
             platform,
-            cores: 1,
+            topology: Topology::of_cores(1),
             node: 1,
         };
         Kernel::new(config).unwrap()

@@ -5,6 +5,7 @@
 //!   +--------------------------+   vfio-user   +------------------------------------+
 //!   | host SCIF node   scif.sock|<------------->| PCI function | SCIF driver | kernel |
 //!   | Snapify-IO daemon         |               |   coi_daemon, snapify_iod, ...       |
+//!   | control           rig.sock|               |                                    |
 //!   +--------------------------+               +------------------------------------+
 //!          ^ scif.sock
 //!   host processes (offload applications), found by $SNAPRIG_RIG
@@ -15,6 +16,7 @@
 
 mod card;
 pub mod card_process;
+pub mod control;
 pub mod files;
 pub mod guest;
 pub mod libraries;
@@ -22,6 +24,7 @@ mod rig;
 pub mod sandbox;
 pub mod sdk;
 mod state;
+mod sysfs;
 
 pub use card::Card;
 pub use rig::{Rig, RigBuilder, RigError};

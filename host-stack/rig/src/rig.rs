@@ -9,16 +9,17 @@ use std::{
 
 use snaprig_card_platform::Kind;
 use snaprig_scif::host::{HostNode, cards::CardState};
+use snaprig_snapify_io::{Grant, sums::StoreError};
 use tempfile::TempDir;
 
-use crate::{card::Card, files::CardFiles};
+use crate::{card::Card, control::Service, files::CardFiles, sysfs::Sysfs};
 
 /// Memory of a card unless told otherwise, in bytes.
 pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
 /// Memory that a card may have, in bytes.
 const MEMORY_BYTES_RANGE: RangeInclusive<u64> = 64 << 20..=16 << 30;
-/// Most cores of a card: four times those of the largest Xeon Phi.
-const CORES_MAX: usize = 288;
+/// Most processors of a card: those of the largest Xeon Phi, of 72 cores.
+const PROCESSORS_MAX: usize = 288;
 /// Longest name of the directory that a rig's own is made in. Sockets have names below it, and an address has room for 108
 /// bytes (unix(7)).
 const DIRECTORY_BYTES_MAX: usize = 64;
@@ -62,9 +63,25 @@ pub enum RigError {
         /// What was asked.
         what: &'static str,
     },
+    /// No card has this number.
+    #[error("there is no card {node}: the rig has {}", named(cards))]
+    NoCard {
+        /// What was asked for.
+        node: u16,
+        /// The cards that there are.
+        cards: Vec<u16>,
+    },
     /// There is no `snaprig` program, of which cards are processes.
     #[error("{0}")]
     Program(#[source] io::Error),
+    /// A card's process does not take what it is told.
+    #[error("card {node} cannot be told anything: {source}")]
+    Order {
+        /// The card.
+        node: u16,
+        /// What the host said.
+        source: io::Error,
+    },
     /// The process of a card does not end.
     #[error("card {node}: ending its process: {source}")]
     End {
@@ -73,21 +90,45 @@ pub enum RigError {
         /// What the host said.
         source: io::Error,
     },
+    /// A directory that cards were to share.
+    #[error("a directory for cards: {0}")]
+    Share(#[source] StoreError),
     /// No card has so much memory, or so little.
     #[error("a card with {bytes} bytes of memory: it must be 64 MiB to 16 GiB, in pages of 4 KiB")]
     Memory {
         /// What was asked for.
         bytes: u64,
     },
-    /// No card has so many cores.
-    #[error("a card with {cores} cores: it must be 1 to {CORES_MAX}")]
-    Cores {
+    /// No card has so many processors.
+    #[error(
+        "a card with {processors} processors (cores, times hardware threads of each): it must be 1 to {PROCESSORS_MAX}"
+    )]
+    Processors {
         /// What was asked for.
-        cores: usize,
+        processors: usize,
     },
     /// The host's SCIF node.
     #[error("host SCIF node: {0}")]
     Node(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Cards, as in `cards 1, 2 and 3`.
+fn named(cards: &[u16]) -> String {
+    let words: Vec<_> = cards.iter().map(u16::to_string).collect();
+    match words.split_last() {
+        None => "no cards".into(),
+        Some((last, [])) => format!("card {last}"),
+        Some((last, others)) => format!("cards {} and {last}", others.join(", ")),
+    }
+}
+
+/// The one of these cards that is this SCIF node.
+pub(crate) fn card_of_node(cards: &[Card], node: u16) -> Result<&Card, RigError> {
+    let card = cards.iter().find(|card| card.node() == node);
+    card.ok_or_else(|| {
+        let cards = cards.iter().map(Card::node).collect();
+        RigError::NoCard { node, cards }
+    })
 }
 
 /// Where rigs have their directories: where the user has what is temporary, but not below a long name.
@@ -106,8 +147,10 @@ pub struct RigBuilder {
     cards: usize,
     pub(crate) memory_bytes: Vec<u64>,
     pub(crate) cores: usize,
+    pub(crate) threads_per_core: usize,
     pub(crate) platforms: Vec<Kind>,
     pub(crate) files: Vec<CardFiles>,
+    shares: Vec<PathBuf>,
     pub(crate) keep: bool,
 }
 
@@ -148,6 +191,13 @@ impl RigBuilder {
         self
     }
 
+    /// Hardware threads of every core (default 1; a Knights Corner has 4).
+    #[must_use]
+    pub fn threads_per_core(mut self, threads: usize) -> Self {
+        self.threads_per_core = threads;
+        self
+    }
+
     /// The platform of every card; `None` (the default) is the best that works.
     #[must_use]
     pub fn platform(mut self, platform: Option<Kind>) -> Self {
@@ -169,6 +219,13 @@ impl RigBuilder {
         self
     }
 
+    /// Directories of the host in which programs on cards may read and write files, with Snapify-IO.
+    #[must_use]
+    pub fn shares(mut self, directories: Vec<PathBuf>) -> Self {
+        self.shares = directories;
+        self
+    }
+
     /// Leave the rig's directory behind, for inspection. `SNAPRIG_KEEP=1` does the same.
     #[must_use]
     pub fn keep(mut self, keep: bool) -> Self {
@@ -184,8 +241,9 @@ impl RigBuilder {
                 return Err(RigError::Memory { bytes });
             }
         }
-        if !(1..=CORES_MAX).contains(&self.cores) {
-            return Err(RigError::Cores { cores: self.cores });
+        let processors = self.cores.saturating_mul(self.threads_per_core);
+        if !(1..=PROCESSORS_MAX).contains(&processors) {
+            return Err(RigError::Processors { processors });
         }
         self.exe = snaprig_sdk::program::find(&self.exe).map_err(RigError::Program)?;
         let directory = rigs_directory();
@@ -201,16 +259,31 @@ impl RigBuilder {
         let host = Arc::new(host.map_err(|e| RigError::Node(e.into()))?);
         let io =
             snaprig_snapify_io::Daemon::start(dir.path()).map_err(|e| RigError::Node(e.into()))?;
+        let programs = snaprig_snapify_io::Programs::start(dir.path());
+        let programs = programs.map_err(|e| RigError::Node(e.into()))?;
+        let shares = self
+            .shares
+            .iter()
+            .map(|shared| Grant::new(dir.path(), shared))
+            .collect::<Result<_, _>>()
+            .map_err(RigError::Share)?;
         let cards = (1..=self.cards)
             .map(|number| Card::new(&self, dir.path(), number as u16, &host))
-            .collect::<Vec<_>>();
+            .collect::<Arc<[_]>>();
         // All boot at once.
         for step in [Card::power_on, Card::attach, Card::wait_online] {
             cards.iter().try_for_each(step)?;
         }
+        let sysfs =
+            Sysfs::start(dir.path(), &cards, &host).map_err(|e| RigError::Node(e.into()))?;
+        let control = Service::start(dir.path(), cards.clone());
+        let control = control.map_err(|e| RigError::Node(e.into()))?;
         Ok(Rig {
+            _control: control,
+            _sysfs: sysfs,
             cards,
-            _io: io,
+            _io: (io, programs),
+            _shares: shares,
             node: host,
             dir,
         })
@@ -219,9 +292,12 @@ impl RigBuilder {
 
 /// A running rig.
 pub struct Rig {
-    // In the order in which they end: cards first, so that nobody reports their loss.
-    cards: Vec<Card>,
-    _io: snaprig_snapify_io::Daemon,
+    // In the order in which they end: cards before what reports their loss, and nobody plugs one in again.
+    _control: Service,
+    _sysfs: Sysfs,
+    cards: Arc<[Card]>,
+    _io: (snaprig_snapify_io::Daemon, snaprig_snapify_io::Programs),
+    _shares: Vec<Grant>,
     node: Arc<HostNode>,
     dir: TempDir,
 }
@@ -234,8 +310,10 @@ impl Rig {
             cards: 1,
             memory_bytes: vec![MEMORY_BYTES],
             cores: 4,
+            threads_per_core: 1,
             platforms: Vec::new(),
             files: Vec::new(),
+            shares: Vec::new(),
             keep: false,
         }
     }
@@ -260,8 +338,31 @@ impl Rig {
         &self.cards[i]
     }
 
+    /// The card that is this SCIF node.
+    pub fn card_of_node(&self, node: u16) -> Result<&Card, RigError> {
+        card_of_node(&self.cards, node)
+    }
+
     /// The host's SCIF node.
     pub fn node(&self) -> &HostNode {
         &self.node
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_a_card_that_is_not_there_hears_which_are() {
+        let said = |cards: &[u16]| {
+            let cards = cards.to_vec();
+            RigError::NoCard { node: 9, cards }.to_string()
+        };
+        assert_eq!(said(&[1]), "there is no card 9: the rig has card 1");
+        assert_eq!(
+            said(&[1, 2, 3]),
+            "there is no card 9: the rig has cards 1, 2 and 3"
+        );
     }
 }

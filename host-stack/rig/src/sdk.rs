@@ -3,7 +3,7 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io,
     path::{Path, PathBuf},
 };
@@ -39,18 +39,31 @@ const SOURCE: [(&str, &str); 5] = headers!("host-stack/libcoi/include/":
     "source/COIProcess_source.h",
 );
 const SCIF: [(&str, &str); 1] = headers!("host-stack/libscif/include/": "scif.h");
+const SNAPIFY: [(&str, &str); 2] =
+    headers!("host-stack/libsnapify/include/": "snapify.h", "snapifyio.h");
+const MICMGMT: [(&str, &str); 1] = headers!("host-stack/libmicmgmt/include/": "miclib.h");
 const PLUGINS: [(&str, &str); 1] =
     headers!("host-stack/libckpt-plugin/include/": "snaprig_ckpt_plugin.h");
 /// Some programs say `intel-coi/source/...` where others say `source/...`.
 const PREFIX: &str = "intel-coi";
 
 /// Libraries for programs of the host and of cards.
-pub const LIBRARIES: [Library; 3] = [
+pub const LIBRARIES: [Library; 5] = [
     SCIF_LIBRARY,
     Library {
         name: "libcoi_host.so.0",
         stem: "libsnaprig_libcoi",
         package: "snaprig-libcoi",
+    },
+    Library {
+        name: "libsnapify.so.0",
+        stem: "libsnaprig_libsnapify",
+        package: "snaprig-libsnapify",
+    },
+    Library {
+        name: "libmicmgmt.so.0",
+        stem: "libsnaprig_libmicmgmt",
+        package: "snaprig-libmicmgmt",
     },
     Library {
         name: "libsnaprig_ckpt_plugin.so.0",
@@ -70,11 +83,17 @@ pub const LIBRARIES_ENV: &str = "SNAPRIG_LIBRARIES";
 /// What of a root of files for programs is for programs of the offload stack, and for plugins. One library for each of
 /// [`LIBRARIES`].
 pub fn tree(libraries: impl IntoIterator<Item = Contents>) -> Tree {
+    tree_with("lib", libraries)
+}
+
+/// The same, with another name for the directory of libraries.
+pub fn tree_with(lib: &str, libraries: impl IntoIterator<Item = Contents>) -> Tree {
     let mut tree = Tree::default();
-    for (name, text) in COMMON.iter().chain(&SOURCE).chain(&SCIF).chain(&PLUGINS) {
+    let own = SCIF.iter().chain(&SNAPIFY).chain(&MICMGMT).chain(&PLUGINS);
+    for (name, text) in COMMON.iter().chain(&SOURCE).chain(own) {
         tree.add(
             Path::new("include").join(name),
-            Contents::Text(text.as_bytes()),
+            Contents::Text(text.as_bytes().into()),
         );
     }
     tree.add(
@@ -82,12 +101,12 @@ pub fn tree(libraries: impl IntoIterator<Item = Contents>) -> Tree {
         Contents::Link(".".into()),
     );
     tree.add_linkable(
-        "lib",
+        lib,
         guest::COI_DEVICE_NAME,
         Contents::Library(guest::COI_DEVICE),
     );
     for (library, contents) in LIBRARIES.iter().zip(libraries) {
-        tree.add_linkable("lib", library.name, contents);
+        tree.add_linkable(lib, library.name, contents);
     }
     tree
 }
@@ -131,8 +150,13 @@ impl Sdk {
 
     /// Our libraries before the user's.
     pub fn library_path(&self) -> io::Result<OsString> {
-        let users = env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty());
-        let users = users.iter().flat_map(env::split_paths);
+        self.library_path_before(env::var_os("LD_LIBRARY_PATH").as_deref())
+    }
+
+    /// Our libraries before those of this path.
+    pub fn library_path_before(&self, users: Option<&OsStr>) -> io::Result<OsString> {
+        let users = users.filter(|path| !path.is_empty());
+        let users = users.into_iter().flat_map(env::split_paths);
         let users = users.filter(|path| *path != self.lib);
         env::join_paths(std::iter::once(self.lib.clone()).chain(users)).map_err(io::Error::other)
     }
@@ -166,6 +190,9 @@ mod tests {
                 "intel-coi/source/COIBuffer_source.h",
                 "sink/COIPipeline_sink.h",
                 "scif.h",
+                "snapify.h",
+                "miclib.h",
+                "snapifyio.h",
                 "snaprig_ckpt_plugin.h",
             ] {
                 assert!(sdk.include().join(header).is_file(), "{header}");
@@ -174,7 +201,12 @@ mod tests {
                 let file = sdk.lib().join(library.name);
                 assert_eq!(fs::read_to_string(file).unwrap(), library.stem);
             }
-            for name in ["libscif.so", "libcoi_host.so", "libcoi_device.so"] {
+            for name in [
+                "libscif.so",
+                "libcoi_host.so",
+                "libcoi_device.so",
+                "libsnapify.so",
+            ] {
                 assert!(sdk.lib().join(name).is_file(), "{name}");
             }
         }

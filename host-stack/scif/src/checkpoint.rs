@@ -1,5 +1,5 @@
-//! What a checkpoint of a host program has to know of its rig, which is no part of it: which descriptors lead there, who
-//! is about to talk to it, and, in a program that was restarted, where it is now.
+//! What a checkpoint of a host program has to know of its rig, which is no part of it: which descriptors lead there, what
+//! memory is its, who is about to talk to it, and, in a program that was restarted, where it is now.
 //!
 //! ```text
 //!   leave: nobody begins anything --> whoever is at it has done --> checkpoint --> come back, to the same rig
@@ -11,15 +11,20 @@
 
 use std::{
     cell::Cell,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
+    io,
     os::fd::{AsRawFd, RawFd},
     path::{Path, PathBuf},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
 #[derive(Default)]
 struct State {
     leading: BTreeSet<RawFd>,
+    /// What of the rig's memory is mapped: where, and how much.
+    memory: BTreeMap<usize, usize>,
     inside: usize,
     away: bool,
     /// The rig that there is now, whatever it was before.
@@ -28,6 +33,7 @@ struct State {
 
 static STATE: Mutex<State> = Mutex::new(State {
     leading: BTreeSet::new(),
+    memory: BTreeMap::new(),
     inside: 0,
     away: false,
     rig: None,
@@ -71,6 +77,59 @@ impl Drop for RigDescriptor {
 /// All descriptors of this process that lead to a rig.
 pub fn leading() -> Vec<RawFd> {
     lock().leading.iter().copied().collect()
+}
+
+/// Memory of a rig that this process has mapped. To be dropped before it is unmapped.
+#[derive(Debug)]
+pub struct RigMemory(usize);
+
+impl RigMemory {
+    /// Whole pages: where they begin, and bytes.
+    pub fn new((start, bytes): (usize, usize)) -> Self {
+        lock().memory.insert(start, bytes);
+        Self(start)
+    }
+
+    /// Whether it still is: a restart has [emptied](empty_memory) what there was before.
+    pub fn is_there(&self) -> bool {
+        lock().memory.contains_key(&self.0)
+    }
+}
+
+impl From<(usize, usize)> for RigMemory {
+    fn from(range: (usize, usize)) -> Self {
+        Self::new(range)
+    }
+}
+
+impl Drop for RigMemory {
+    fn drop(&mut self) {
+        lock().memory.remove(&self.0);
+    }
+}
+
+/// All memory of rigs that this process has mapped: where it begins, and bytes.
+pub fn memory() -> Vec<(usize, usize)> {
+    let memory = &lock().memory;
+    memory
+        .iter()
+        .map(|(start, bytes)| (*start, *bytes))
+        .collect()
+}
+
+/// In a program that was restarted that memory is gone. Zeros take its place, which say so to who looks.
+pub fn empty_memory() -> io::Result<()> {
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // Hardly any of them is ever touched.
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let memory = std::mem::take(&mut lock().memory);
+    for (start, bytes) in memory {
+        let at = std::ptr::with_exposed_provenance_mut(start);
+        // SAFETY: what is mapped there is memory of a rig, of which nobody has references, only pointers through which it is
+        // read and written as what others may write to at any time (`RigMemory`); the new pages are as many.
+        unsafe { mmap_anonymous(at, bytes, prot, flags) }?;
+    }
+    Ok(())
 }
 
 /// A call that makes connections of its own; there is no checkpoint before it ends.

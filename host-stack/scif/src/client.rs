@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::{
-        Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -22,13 +22,19 @@ use rustix::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_peers::packets;
+use snaprig_scif_lanes::host::{OnHost, Place, Program};
 use snaprig_wire::{
     frame::{self, Incoming},
-    scif::{NodeId, PortId},
+    scif::{Bell, NodeId, PortId},
 };
 
 use crate::{
-    checkpoint::{self, RigDescriptor},
+    checkpoint::{self, RigDescriptor, RigMemory},
+    copying::{
+        self, Connection,
+        lease::{Lease, PROT_READ, PROT_WRITE},
+        peers::{self, Peers},
+    },
     host::{
         cards::CardState,
         protocol::{Answer, Call, MESSAGE_MAX, Reply, Request, SEND_MAX},
@@ -74,11 +80,34 @@ pub struct Endpoint {
     arrived: Condvar,
     /// Messages of the protocols above SCIF. Whoever has them is the one who receives.
     incoming: Mutex<Incoming>,
+    /// As ready as the endpoint.
+    descriptor: Option<(RigDescriptor, Arc<OwnedFd>)>,
+    /// None: there are none.
+    lanes: OnceLock<Option<MappedLanes>>,
+    /// None: there are none.
+    leased: OnceLock<Option<Leased>>,
+    /// One message after the other.
+    sending: Mutex<()>,
+    receiving: Mutex<()>,
+}
+
+/// Lanes, and what of them is the rig's.
+struct MappedLanes {
+    _leads: Vec<RigDescriptor>,
+    memory: RigMemory,
+    end: OnHost,
+}
+
+/// Leases of the peer's windows, and the memory that these are in.
+struct Leased {
+    _memory: RigMemory,
+    lease: Lease,
+    peers: RwLock<Peers<RigMemory>>,
 }
 
 #[derive(Default)]
 struct Inbox {
-    replies: BTreeMap<u64, (Reply, Option<OwnedFd>)>,
+    replies: BTreeMap<u64, (Reply, Vec<OwnedFd>)>,
     /// A thread is reading for all, else this is what it reads into.
     reading: bool,
     room: Vec<u8>,
@@ -92,10 +121,11 @@ impl Endpoint {
     pub fn open(rig: &Path) -> Result<Self, ScifError> {
         let rig = checkpoint::place(rig);
         let socket = packets::connect(&rig.join(SOCKET), SocketFlags::empty());
-        socket.map(Self::over).map_err(|error| ScifError {
+        let socket = socket.map_err(|error| ScifError {
             call: "scif_open",
             errno: error.raw_os_error().unwrap_or(libc::EIO),
-        })
+        });
+        Self::over(socket?).willing()
     }
 
     fn over(socket: OwnedFd) -> Self {
@@ -106,7 +136,49 @@ impl Endpoint {
             inbox: Mutex::default(),
             arrived: Condvar::new(),
             incoming: Mutex::default(),
+            descriptor: None,
+            lanes: OnceLock::new(),
+            leased: OnceLock::new(),
+            sending: Mutex::default(),
+            receiving: Mutex::default(),
         }
+    }
+
+    /// Takes lanes on connections that are made or accepted by it, if their other ends do.
+    fn willing(mut self) -> Result<Self, ScifError> {
+        let (_, fds) = self.request("scif_open", Call::OnlyDescriptor, None)?;
+        let descriptor = fds.into_iter().next();
+        self.descriptor = descriptor.map(|fd| (RigDescriptor::new(&fd), Arc::new(fd)));
+        Ok(self)
+    }
+
+    /// Its lanes, if it is connected and has any.
+    fn lanes(&self, call: &'static str) -> Result<Option<&OnHost>, ScifError> {
+        if self.lanes.get().is_none() {
+            match self.request(call, Call::Direct, None) {
+                Ok((Answer::Direct(place), fds)) => {
+                    let mapped = self.map_lanes(place, fds);
+                    let mapped = mapped.map_err(|errno| ScifError { call, errno })?;
+                    // Another thread has the same.
+                    self.lanes.get_or_init(|| Some(mapped));
+                }
+                Ok(_) => drop(self.lanes.set(None)),
+                // Whatever it is, the call itself says so.
+                Err(_) => return Ok(None),
+            }
+        }
+        let lanes = self.lanes.get().and_then(Option::as_ref);
+        Ok(lanes.map(|lanes| &lanes.end))
+    }
+
+    fn map_lanes(&self, place: Place, fds: Vec<OwnedFd>) -> Result<MappedLanes, i32> {
+        let (_, descriptor) = self.descriptor.as_ref().ok_or(libc::EPROTO)?;
+        let end = OnHost::new(place, descriptor.clone(), fds)?;
+        Ok(MappedLanes {
+            _leads: end.files().map(|file| RigDescriptor::new(&file)).collect(),
+            memory: RigMemory::new(end.range()),
+            end,
+        })
     }
 
     /// scif_bind: port 0 takes a free one.
@@ -130,16 +202,31 @@ impl Endpoint {
         }
     }
 
+    /// Maps the lanes of its connection, if that has any, as the first message would. EMFILE: they take descriptors, of which
+    /// this process may have no more; with more it can be asked again.
+    pub fn prepare(&self) -> Result<(), ScifError> {
+        self.lanes("scif_connect").map(drop)
+    }
+
     /// scif_accept: waits for a connection.
     pub fn accept(&self) -> Result<(Self, PortId), ScifError> {
-        match self.request("scif_accept", Call::Accept, None)? {
-            (Answer::Accepted(peer), Some(socket)) => Ok((Self::over(socket), peer)),
+        let (answer, fds) = self.request("scif_accept", Call::Accept, None)?;
+        match (answer, fds.into_iter().next()) {
+            (Answer::Accepted(peer), Some(socket)) => Ok((Self::over(socket).willing()?, peer)),
             _ => Err(protocol("scif_accept")),
         }
     }
 
     /// scif_send, all of it.
-    pub fn send(&self, data: &[u8]) -> Result<(), ScifError> {
+    pub fn send(&self, mut data: &[u8]) -> Result<(), ScifError> {
+        if let Some(lanes) = self.lanes("scif_send")? {
+            let _turn = lock(&self.sending);
+            while !data.is_empty() {
+                let sent = lanes.send(self, data.as_ptr().expose_provenance(), data.len(), true);
+                data = &data[uninterrupted("scif_send", sent)?..];
+            }
+            return Ok(());
+        }
         for part in data.chunks(SEND_MAX) {
             self.call("scif_send", Call::Send(part.to_vec()))?;
         }
@@ -148,6 +235,17 @@ impl Endpoint {
 
     /// scif_recv: at least one byte.
     pub fn recv(&self, to: &mut [u8]) -> Result<usize, ScifError> {
+        if let Some(lanes) = self.lanes("scif_recv")? {
+            let _turn = lock(&self.receiving);
+            loop {
+                let at = to.as_mut_ptr().expose_provenance();
+                let received = lanes.recv(self, at, to.len(), 1.min(to.len()));
+                match uninterrupted("scif_recv", received)? {
+                    0 if !to.is_empty() => {}
+                    count => return Ok(count),
+                }
+            }
+        }
         let max = to.len().min(SEND_MAX) as u32;
         match self.call("scif_recv", Call::Recv(max))? {
             Answer::Bytes(bytes) if bytes.len() <= to.len() => {
@@ -226,6 +324,33 @@ impl Endpoint {
         .map(|_| ())
     }
 
+    /// scif_vreadfrom, and (`write`) scif_vwriteto: between memory of the caller's and the peer's window, by the caller's own
+    /// processor. False: the node leases no window now, or has none that can be; the other calls say what is wrong.
+    ///
+    /// # Safety
+    /// From `memory` on there are `len` bytes, which may be read, or if this does not `write`, written, until this returns.
+    pub unsafe fn copy(&self, memory: *mut u8, len: u64, remote: i64, write: bool) -> bool {
+        let leased = self.leased.get_or_init(|| {
+            let lease = Lease::new(self).ok()?;
+            Some(Leased {
+                _memory: lease.range().into(),
+                lease,
+                peers: RwLock::default(),
+            })
+        });
+        let Some(leased) = leased else {
+            return false;
+        };
+        let prot = if write { PROT_WRITE } else { PROT_READ };
+        let copied = leased.lease.copy(self, remote, len, prot, |segments| {
+            let peers = peers::with(&leased.peers, self, segments)?;
+            let here = |moved| Some((memory.wrapping_add(moved as usize), len - moved));
+            // SAFETY: the caller says that there are `len` bytes; the segments have as many.
+            unsafe { copying::copy(&peers, segments, here, write, false) }
+        });
+        copied.is_some_and(|copied| copied.is_ok())
+    }
+
     /// scif_get_nodeIDs: all nodes, and the own one.
     pub fn node_ids(&self) -> Result<(Vec<NodeId>, NodeId), ScifError> {
         match self.call("scif_get_nodeIDs", Call::NodeIds)? {
@@ -244,6 +369,16 @@ impl Endpoint {
 
     /// scif_close for every thread: calls that wait fail with EBADF, the peer sees the end.
     pub fn close(&self) {
+        if let Some(Some(lanes)) = self.lanes.get() {
+            lanes.end.close();
+            lanes.end.wake();
+            if lanes.memory.is_there() {
+                // No call is in them any more when the peer hears of it: they may be a card's. (Where they are gone, a restart
+                // may hold who is in such a call.)
+                drop(lock(&self.sending));
+                drop(lock(&self.receiving));
+            }
+        }
         // The node may be gone, and with it everything there is to close.
         let _ = self.call("scif_close", Call::Close);
     }
@@ -257,7 +392,7 @@ impl Endpoint {
         name: &'static str,
         call: Call,
         fd: Option<BorrowedFd>,
-    ) -> Result<(Answer, Option<OwnedFd>), ScifError> {
+    ) -> Result<(Answer, Vec<OwnedFd>), ScifError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let bytes = frame::encode(&Request { id, call });
         let lost = ScifError {
@@ -265,14 +400,14 @@ impl Endpoint {
             errno: libc::ECONNRESET,
         };
         packets::send(&self.socket, &bytes, fd.as_slice()).map_err(|_| lost.clone())?;
-        let (reply, fd) = self.wait_for(id).ok_or(lost)?;
+        let (reply, fds) = self.wait_for(id).ok_or(lost)?;
         let answer = reply
             .result
             .map_err(|errno| ScifError { call: name, errno })?;
-        Ok((answer, fd))
+        Ok((answer, fds))
     }
 
-    fn wait_for(&self, id: u64) -> Option<(Reply, Option<OwnedFd>)> {
+    fn wait_for(&self, id: u64) -> Option<(Reply, Vec<OwnedFd>)> {
         let mut inbox = self.lock();
         loop {
             if let Some(reply) = inbox.replies.remove(&id) {
@@ -295,8 +430,8 @@ impl Endpoint {
             inbox = self.lock();
             (inbox.reading, inbox.room) = (false, room);
             match received {
-                Some((reply, fd)) => {
-                    inbox.replies.insert(reply.id, (reply, fd));
+                Some((reply, fds)) => {
+                    inbox.replies.insert(reply.id, (reply, fds));
                 }
                 None => inbox.closed = true,
             }
@@ -306,15 +441,57 @@ impl Endpoint {
         }
     }
 
-    fn read_one(&self, room: &mut Vec<u8>) -> Option<(Reply, Option<OwnedFd>)> {
+    fn read_one(&self, room: &mut Vec<u8>) -> Option<(Reply, Vec<OwnedFd>)> {
         room.resize(MESSAGE_MAX, 0);
-        let (len, mut fds) = packets::receive(&self.socket, room).ok()??;
-        Some((frame::decode(&room[..len]).ok()?, fds.pop()))
+        let (len, fds) = packets::receive(&self.socket, room).ok()??;
+        Some((frame::decode(&room[..len]).ok()?, fds))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Program for Endpoint {
+    fn ring(&self, bell: Bell) {
+        // If the node is gone there is nobody to be told.
+        let _ = self.call("scif_send", Call::Ring(bell));
+    }
+
+    fn has_node(&self) -> bool {
+        self.call("scif_poll", Call::Mask).is_ok()
+    }
+
+    fn check(&self, _address: usize, _len: usize, _writes: bool) -> Result<(), i32> {
+        Ok(())
+    }
+}
+
+impl Connection for Endpoint {
+    fn ask(&self, call: Call) -> Result<(Answer, Option<OwnedFd>), i32> {
+        let asked = self.request("scif_vwriteto", call, None);
+        let (answer, fds) = asked.map_err(|error| error.errno)?;
+        Ok((answer, fds.into_iter().next()))
+    }
+
+    fn tell(&self, call: Call) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let bytes = frame::encode(&Request { id, call });
+        // A node that is gone waits for nothing.
+        let _ = packets::send(&self.socket, &bytes, &[]);
+    }
+}
+
+/// How much went; nothing, if a signal came first.
+fn uninterrupted(call: &'static str, moved: Result<usize, i32>) -> Result<usize, ScifError> {
+    match moved {
+        Err(libc::EINTR) => Ok(0),
+        moved => moved.map_err(|errno| ScifError { call, errno }),
+    }
+}
+
+fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn protocol(call: &'static str) -> ScifError {

@@ -8,8 +8,11 @@
 //! | [`card`] | its driver on a card: the character device `/dev/mic/scif` |
 //! | [`host`] | its driver on the host: a Unix socket for programs, a `Mic` for each card |
 //! | [`client`] | endpoints for host programs |
+//! | [`copying`] | copies of host programs between their memory and their peers' windows |
 //! | [`checkpoint`] | what a checkpoint of a host program has to know of its rig |
 //! | [`faults`] | where something can go wrong |
+//!
+//! Messages that go by memory, past the nodes: `snaprig-scif-lanes`.
 //!
 //! What must stay true: the machine sees no clock, no memory and no thread; a message from a peer
 //! never panics it and never makes it hold more than credit and limits allow.
@@ -17,6 +20,7 @@
 pub mod card;
 pub mod checkpoint;
 pub mod client;
+pub mod copying;
 pub mod faults;
 pub mod host;
 pub mod link;

@@ -178,7 +178,7 @@ mod tests {
 
     fn tree() -> Tree {
         let mut tree = Tree::default();
-        tree.add("include/one.h", Contents::Text(b"#define ONE 1\n"));
+        tree.add("include/one.h", Contents::Text(b"#define ONE 1\n".into()));
         tree.add_linkable("lib", "libone.so.0", Contents::Library(&[7; 100_000]));
         tree
     }
@@ -210,7 +210,7 @@ mod tests {
     fn two_versions_are_side_by_side() {
         let directory = tempfile::tempdir().unwrap();
         let mut newer = tree();
-        newer.add("include/two.h", Contents::Text(b""));
+        newer.add("include/two.h", Contents::Text(b"".into()));
         let roots = [tree(), newer].map(|tree| lay_out(directory.path(), &tree).unwrap());
         assert_ne!(roots[0], roots[1]);
         assert_eq!(names(directory.path()).len(), 2);

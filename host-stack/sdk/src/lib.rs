@@ -1,8 +1,8 @@
 //! What programs are given, as files: libraries under the names that programs ask for, and headers.
 //!
 //! ```text
-//!   ROOT/lib/lib{scif,coi_host,coi_device,snaprig_ckpt_plugin}.so.0, and .so beside each
-//!   ROOT/include/{common,sink,source}/*.h, intel-coi -> ., scif.h, snaprig_ckpt_plugin.h
+//!   ROOT/lib/lib{scif,coi_host,coi_device,snapify,micmgmt,snaprig_ckpt_plugin}.so.0, and .so beside each
+//!   ROOT/include/{common,sink,source}/*.h, intel-coi -> ., scif.h, snapify{,io}.h, miclib.h, snaprig_ckpt_plugin.h
 //!   ROOT/verbs/libibverbs.so.1          by itself: who has it on the path of libraries has HCAs of ours
 //! ```
 //!

@@ -1,6 +1,7 @@
 //! Files to be put somewhere.
 
 use std::{
+    borrow::Cow,
     fs::{self, File as OpenFile},
     io::{self, Write},
     os::unix::fs::{PermissionsExt, symlink},
@@ -15,7 +16,7 @@ use crate::cache;
 #[derive(Clone, Debug)]
 pub enum Contents {
     /// Text, which all may read.
-    Text(&'static [u8]),
+    Text(Cow<'static, [u8]>),
     /// A library, which all may run.
     Library(&'static [u8]),
     /// It is a symbolic link.
@@ -60,7 +61,8 @@ impl Tree {
         let mut hash = Xxh3::new();
         for File { path, contents } in &self.0 {
             let bytes = match contents {
-                Contents::Text(bytes) | Contents::Library(bytes) => *bytes,
+                Contents::Text(bytes) => bytes,
+                Contents::Library(bytes) => *bytes,
                 Contents::Link(to) => to.as_os_str().as_encoded_bytes(),
             };
             for part in [path.as_os_str().as_encoded_bytes(), bytes] {
@@ -95,9 +97,8 @@ impl Tree {
         self.0.iter().all(|File { path, contents }| {
             let path = root.join(path);
             match contents {
-                Contents::Text(bytes) | Contents::Library(bytes) => {
-                    fs::metadata(path).is_ok_and(|there| there.len() == bytes.len() as u64)
-                }
+                Contents::Text(bytes) => has_bytes(&path, bytes.len()),
+                Contents::Library(bytes) => has_bytes(&path, bytes.len()),
                 Contents::Link(to) => fs::read_link(path).is_ok_and(|there| there == *to),
             }
         })
@@ -107,6 +108,10 @@ impl Tree {
     pub fn lay_out(&self) -> io::Result<PathBuf> {
         cache::lay_out(&cache::directory()?, self)
     }
+}
+
+fn has_bytes(path: &Path, count: usize) -> bool {
+    fs::metadata(path).is_ok_and(|there| there.len() == count as u64)
 }
 
 /// A file with these bytes. That it is on the disk before it has its name costs a little, once.

@@ -6,16 +6,15 @@
 //! the card or the disk fails before, nothing of it remains.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
 };
 
 use snaprig_offload_wire::snapify_io::{
-    BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source, VERSION,
+    BUFFER_BYTES, Failure, Input, Kind, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
+    VERSION,
 };
 use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
 use snaprig_wire::scif::port;
@@ -23,14 +22,19 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     grant,
-    stream::{SnapshotFile, Verified},
+    packed::{self, PackedFile, PackedSource},
+    plain::{PlainFile, PlainSource},
+    stream::{Readable, SnapshotFile, Verified, Writable},
     sums::{self, StoreError, io_error},
 };
 
 /// Protection of the daemon's own window: the DMA engine reads and writes it.
-const READ_WRITE: u8 = 3;
-/// Most files that are open at once; each has a buffer of 4 MiB.
-const TRANSFERS_MAX: usize = 64;
+pub(crate) const READ_WRITE: u8 = 3;
+/// Most files that a card has open at once; each has a buffer of 4 MiB. A card's daemon has fewer: only one that is not ours
+/// comes so far, and it is in no other card's way.
+const TRANSFERS_MAX: usize = 32;
+/// Connections that wait to be taken.
+const BACKLOG: u32 = 64;
 
 /// The daemon, running until it is dropped.
 pub struct Daemon {
@@ -43,7 +47,7 @@ impl Daemon {
     pub fn start(rig: &Path) -> Result<Self, ScifError> {
         let listener = Arc::new(Endpoint::open(rig)?);
         listener.bind(port::SNAPIFY_IO)?;
-        listener.listen(TRANSFERS_MAX as u32)?;
+        listener.listen(BACKLOG)?;
         let (accepting, rig) = (listener.clone(), rig.to_owned());
         let thread = std::thread::spawn(move || accept(&accepting, &rig));
         Ok(Self {
@@ -64,10 +68,10 @@ impl Drop for Daemon {
 }
 
 fn accept(listener: &Endpoint, rig: &Path) {
-    let running = Arc::new(AtomicUsize::new(0));
+    let running = Arc::new(Mutex::new(BTreeMap::new()));
     loop {
-        let card = match listener.accept() {
-            Ok((card, _)) => card,
+        let (card, node) = match listener.accept() {
+            Ok((card, peer)) => (card, peer.node),
             // The endpoint is closed, or its node is gone.
             Err(error) if [libc::EBADF, libc::ECONNRESET].contains(&error.errno) => return,
             Err(error) => {
@@ -75,18 +79,49 @@ fn accept(listener: &Endpoint, rig: &Path) {
                 continue;
             }
         };
-        if running.fetch_add(1, Ordering::SeqCst) >= TRANSFERS_MAX {
+        let Some(one) = Running::add(&running, node) else {
             // Dropping the connection is the answer.
-            running.fetch_sub(1, Ordering::SeqCst);
             continue;
-        }
-        let (rig, running) = (rig.to_owned(), running.clone());
+        };
+        let rig = rig.to_owned();
         std::thread::spawn(move || {
             if let Err(failure) = transfer(&card, &rig) {
                 tracing::warn!(%failure, "Snapify-IO");
             }
-            running.fetch_sub(1, Ordering::SeqCst);
+            drop(one);
         });
+    }
+}
+
+/// Files that are open, by the cards' nodes.
+pub(crate) type Open = Arc<Mutex<BTreeMap<u16, usize>>>;
+
+/// One of them, until it is dropped.
+pub(crate) struct Running {
+    all: Open,
+    node: u16,
+}
+
+impl Running {
+    /// One more, if the card may.
+    pub(crate) fn add(all: &Open, node: u16) -> Option<Self> {
+        let mut open = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_card = open.entry(node).or_insert(0);
+        if *of_card >= TRANSFERS_MAX {
+            return None;
+        }
+        *of_card += 1;
+        let all = all.clone();
+        Some(Self { all, node })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut open = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_card) = open.get_mut(&self.node) {
+            *of_card -= 1;
+        }
     }
 }
 
@@ -100,6 +135,7 @@ fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
     };
     let Ok(Message::Open {
         version: VERSION,
+        kind,
         mode,
         path,
         window,
@@ -109,10 +145,20 @@ fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
     };
     let path = PathBuf::from(path);
     let prepare = || {
-        grant::check(rig, &path)?;
-        let file = match mode {
-            Mode::Read => Stored::Reading(Verified::open(&path)?),
-            Mode::Write => Stored::Writing(SnapshotFile::create(&path)?),
+        let compressed = grant::check(rig, &path)?;
+        let file = match (kind, mode) {
+            (Kind::Snapshot, Mode::Read) if packed::path_of(&path).exists() => {
+                Stored::Reading(Box::new(PackedSource::open(&path)?))
+            }
+            (Kind::Snapshot, Mode::Write) if compressed => {
+                Stored::Writing(Box::new(PackedFile::create(&path)?))
+            }
+            (Kind::Snapshot, Mode::Read) => Stored::Reading(Box::new(Verified::open(&path)?)),
+            (Kind::Snapshot, Mode::Write) => {
+                Stored::Writing(Box::new(SnapshotFile::create(&path)?))
+            }
+            (Kind::Plain, Mode::Read) => Stored::Reading(Box::new(PlainSource::open(&path)?)),
+            (Kind::Plain, Mode::Write) => Stored::Writing(Box::new(PlainFile::create(&path)?)),
         };
         let memory = SharedMemory::new(BUFFER_BYTES).map_err(io_error(&path))?;
         Ok((file, memory))
@@ -131,7 +177,7 @@ fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
         .map_err(|error| lost(&path, &error))?;
     let name = path.to_string_lossy();
     let mut machine: Box<dyn Machine> = match &file {
-        Stored::Reading(file) => Box::new(Source::serve(&name, file.len())),
+        Stored::Reading(file) => Box::new(Source::serve(&name, file.bytes())),
         Stored::Writing(..) => Box::new(Sink::serve(&name)),
     };
     let mut transfer = Transfer {
@@ -190,8 +236,8 @@ fn lost(path: &Path, error: &ScifError) -> Failure {
 
 /// The file of a transfer.
 enum Stored {
-    Reading(Verified),
-    Writing(SnapshotFile),
+    Reading(Box<dyn Readable>),
+    Writing(Box<dyn Writable>),
 }
 
 /// One transfer's file, buffer and card.
@@ -257,7 +303,7 @@ impl Transfer<'_> {
         if xxh3_64(&self.copy) != hash {
             return Err(StoreError::Damaged {
                 path: self.path.to_owned(),
-                offset: file.len(),
+                offset: file.bytes(),
                 len: len.into(),
             });
         }

@@ -22,8 +22,10 @@ use crate::sums::{StoreError, io_error};
 const GRANTS: &str = "snapify-io";
 /// Longest path that a grant may hold (PATH_MAX), with its end.
 const PATH_BYTES_MAX: u64 = 4096;
-/// Ends the path in a grant, so that half of one, read while it is written, grants nothing.
+/// Ends the path in a grant, so that half of one, read while it is written, grants nothing; the second says that snapshots in
+/// it are compressed.
 const END: u8 = 0;
+const END_COMPRESSED: u8 = 1;
 
 /// Cards' permission to read and write below a directory, for as long as this value lives.
 #[derive(Debug)]
@@ -37,6 +39,15 @@ pub struct Grant {
 impl Grant {
     /// Grants `directory`, which must exist, to the cards of the rig.
     pub fn new(rig: &Path, directory: &Path) -> Result<Self, StoreError> {
+        Self::make(rig, directory, END)
+    }
+
+    /// The same, where files of snapshots that cards write are compressed ([`crate::packed`]).
+    pub fn compressing(rig: &Path, directory: &Path) -> Result<Self, StoreError> {
+        Self::make(rig, directory, END_COMPRESSED)
+    }
+
+    fn make(rig: &Path, directory: &Path, end: u8) -> Result<Self, StoreError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let directory = directory.canonicalize().map_err(io_error(directory))?;
         let grants = rig.join(GRANTS);
@@ -57,7 +68,7 @@ impl Grant {
                 .open(&path)?;
             flock(&lock, FlockOperation::LockExclusive)?;
             lock.write_all(directory.as_os_str().as_bytes())?;
-            lock.write_all(&[END])?;
+            lock.write_all(&[end])?;
             Ok(lock)
         };
         let lock = make().map_err(io_error(&path))?;
@@ -82,8 +93,8 @@ impl Drop for Grant {
 }
 
 /// Whether a card may name `path`: plain, absolute, below a granted directory, and with no symbolic
-/// link on the way (the card cannot make one; whoever can has a better way in).
-pub fn check(rig: &Path, path: &Path) -> Result<(), StoreError> {
+/// link on the way (the card cannot make one; whoever can has a better way in). Says whether snapshots are compressed there.
+pub fn check(rig: &Path, path: &Path) -> Result<bool, StoreError> {
     let refused = |errno| io_error(path)(io::Error::from_raw_os_error(errno));
     let plain = path
         .components()
@@ -94,17 +105,21 @@ pub fn check(rig: &Path, path: &Path) -> Result<(), StoreError> {
     else {
         return Err(refused(libc::EINVAL));
     };
-    if !granted(rig).iter().any(|root| parent.starts_with(root)) {
+    let granted = granted(rig);
+    let of_path = granted.iter().filter(|(root, _)| parent.starts_with(root));
+    // The innermost says.
+    let of_path = of_path.max_by_key(|(root, _)| root.as_os_str().len());
+    let Some((_, compressed)) = of_path else {
         return Err(refused(libc::EACCES));
-    }
+    };
     if parent.canonicalize().map_err(io_error(path))? != parent || path.is_symlink() {
         return Err(refused(libc::ELOOP));
     }
-    Ok(())
+    Ok(*compressed)
 }
 
-/// The directories whose grants are alive.
-fn granted(rig: &Path) -> Vec<PathBuf> {
+/// The directories whose grants are alive, and whether snapshots are compressed there.
+fn granted(rig: &Path) -> Vec<(PathBuf, bool)> {
     let entries = fs::read_dir(rig.join(GRANTS)).into_iter().flatten();
     // One that ends at this moment is gone, and no reason to refuse the others.
     entries
@@ -113,7 +128,7 @@ fn granted(rig: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-fn read(grant: &Path) -> io::Result<Option<PathBuf>> {
+fn read(grant: &Path) -> io::Result<Option<(PathBuf, bool)>> {
     let file = File::open(grant)?;
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
         return Ok(None);
@@ -121,7 +136,10 @@ fn read(grant: &Path) -> io::Result<Option<PathBuf>> {
     let mut text = Vec::new();
     file.take(PATH_BYTES_MAX).read_to_end(&mut text)?;
     Ok(match text.split_last() {
-        Some((&END, directory)) => Some(PathBuf::from(OsStr::from_bytes(directory))),
+        Some((&end @ (END | END_COMPRESSED), directory)) => {
+            let directory = PathBuf::from(OsStr::from_bytes(directory));
+            Some((directory, end == END_COMPRESSED))
+        }
         _ => None,
     })
 }
@@ -132,7 +150,7 @@ mod tests {
 
     fn errno(rig: &Path, path: &Path) -> Option<i32> {
         match check(rig, path) {
-            Ok(()) => None,
+            Ok(_) => None,
             Err(StoreError::Io { source, .. }) => source.raw_os_error(),
             Err(other) => panic!("{other}"),
         }
@@ -148,6 +166,11 @@ mod tests {
         assert_eq!(errno(rig.path(), etc), Some(libc::EACCES));
         drop(grant);
         assert_eq!(errno(rig.path(), &file), Some(libc::EACCES));
+        let _outer = Grant::compressing(rig.path(), files.path()).unwrap();
+        assert!(check(rig.path(), &file).unwrap());
+        fs::create_dir(files.path().join("in")).unwrap();
+        let inner = Grant::new(rig.path(), &files.path().join("in")).unwrap();
+        assert!(!check(rig.path(), &inner.directory().join("image")).unwrap());
     }
 
     #[test]

@@ -5,18 +5,26 @@
 //!   manifest.json          what it is a snapshot of, its files, and the digests of their sums; sealed
 //!   offload_process.img    the process image
 //!   local_store/ID         files of the local store
-//!   binaries/NAME          the sink program
+//!   binaries/NAME          the sink program and its libraries
 //!   *.xxh3                 checksums, one file for each but the manifest
 //! PATH                     by rename, when all of it is on the disk
 //! ```
+//!
+//! Compressed, the image and the local store are there under names that end with `.zst` ([`packed`]).
+//!
+//! Programs and libraries are those of the host, and the same in snapshot after snapshot: where an earlier one has the very
+//! file, the new one has a link to it (link(2)), so that each is whole by itself and the bytes are on the disk once.
 //!
 //! The manifest names every file with the digest of its checksums, so that a file of another
 //! snapshot, good in itself, is refused too.
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
     path::{Component, Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
@@ -28,9 +36,13 @@ use snaprig_store::{
 };
 
 use crate::{
+    packed,
     stream::verify,
     sums::{self, StoreError, Sums, io_error},
 };
+
+/// Where this process has put programs and libraries last, by length and digest.
+static STORED: Mutex<BTreeMap<(u64, u64), PathBuf>> = Mutex::new(BTreeMap::new());
 
 /// Version of the manifest; others are refused.
 const VERSION: u32 = 2;
@@ -48,6 +60,9 @@ pub struct Manifest {
     pub binaries: Vec<StoredFile>,
     /// Bytes of the process image.
     pub image_bytes: u64,
+    /// What has come from the card is compressed ([`packed`]), and so its names end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compressed: bool,
     /// XXH3 of each file's checksums, in hexadecimal, by its name in the directory.
     pub digests: BTreeMap<String, String>,
 }
@@ -61,18 +76,30 @@ impl Manifest {
             local_store: Vec::new(),
             binaries: Vec::new(),
             image_bytes: 0,
+            compressed: false,
             digests: BTreeMap::new(),
         }
     }
 
-    /// Every file of the snapshot, with its length.
+    /// Every file of the snapshot, with the length of what is in it.
     pub fn files(&self) -> impl Iterator<Item = (String, u64)> {
-        let lists = [(LOCAL_STORE, &self.local_store), (BINARIES, &self.binaries)];
-        let stored = lists.into_iter().flat_map(|(directory, files)| {
-            let name = move |file: &StoredFile| (format!("{directory}/{}", file.name), file.len);
+        let end = if self.compressed { packed::SUFFIX } else { "" };
+        let lists = [
+            (LOCAL_STORE, &self.local_store, end),
+            (BINARIES, &self.binaries, ""),
+        ];
+        let stored = lists.into_iter().flat_map(|(directory, files, end)| {
+            let name =
+                move |file: &StoredFile| (format!("{directory}/{}{end}", file.name), file.len);
             files.iter().map(name)
         });
-        stored.chain([(IMAGE.to_owned(), self.image_bytes)])
+        stored.chain([(format!("{IMAGE}{end}"), self.image_bytes)])
+    }
+
+    /// Whether that file of it is compressed.
+    fn is_packed(&self, name: &str) -> bool {
+        let of_card = name.starts_with(LOCAL_STORE) || name.starts_with(IMAGE);
+        self.compressed && of_card
     }
 }
 
@@ -119,6 +146,30 @@ impl Builder {
         sums.save(&path)
     }
 
+    /// Adds a program or a library; no bytes are written where the earlier snapshot at this path, or another one of this
+    /// process, has it.
+    pub fn add_binary(&self, name: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut sums = Sums::default();
+        sums.update(bytes);
+        let (sums, path) = (sums.finished(), self.directory().join(name));
+        let key = (sums.len(), sums.digest());
+        let known = |stored: &BTreeMap<_, PathBuf>| stored.get(&key).cloned();
+        let stored = known(&STORED.lock().unwrap_or_else(PoisonError::into_inner));
+        let place = self.path.join(name);
+        let earlier = [Some(place.clone()), stored];
+        if !earlier
+            .iter()
+            .flatten()
+            .any(|file| link(file, &path, bytes))
+        {
+            sums::write_synced(&path, bytes)?;
+        }
+        sums.save(&path)?;
+        let mut stored = STORED.lock().unwrap_or_else(PoisonError::into_inner);
+        stored.insert(key, place);
+        Ok(())
+    }
+
     /// Makes it the snapshot at its path, in place of an earlier one.
     pub fn commit(self, mut manifest: Manifest) -> Result<PathBuf, StoreError> {
         for (name, _) in manifest.files().collect::<Vec<_>>() {
@@ -130,6 +181,42 @@ impl Builder {
         self.partial.publish(&self.path, Existing::Replace)?;
         Ok(self.path)
     }
+}
+
+/// Links `from` to `to` if it has these very bytes; whether it is there now.
+fn link(from: &Path, to: &Path, bytes: &[u8]) -> bool {
+    if fs::hard_link(from, to).is_err() {
+        // There is none, or not on this disk, or disks here have no links.
+        return false;
+    }
+    // What is read is what was linked, whatever becomes of the other name.
+    let is_same = has(to, bytes).unwrap_or(false);
+    if !is_same {
+        // If it stays, it is written over with an error, and the snapshot is not made.
+        let _ = fs::remove_file(to);
+    }
+    is_same
+}
+
+fn has(file: &Path, bytes: &[u8]) -> io::Result<bool> {
+    // A name may be that of a symbolic link, which would not be the file itself, or of a FIFO, which would be waited for.
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let mut file = File::options().read(true).custom_flags(flags).open(file)?;
+    let there = file.metadata()?;
+    if !there.is_file() || there.len() != bytes.len() as u64 {
+        return Ok(false);
+    }
+    let mut chunk = vec![0; sums::CHUNK_BYTES];
+    for expected in bytes.chunks(sums::CHUNK_BYTES) {
+        let chunk = &mut chunk[..expected.len()];
+        file.read_exact(chunk)?;
+        if chunk != expected {
+            return Ok(false);
+        }
+    }
+    // Whoever has written it may have died before it was on the disk.
+    file.sync_all()?;
+    Ok(true)
 }
 
 /// Opens a snapshot and verifies every byte of it.
@@ -154,11 +241,15 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
         }
         let file = path.join(&name);
         let sums = verify(&file)?;
-        if sums.len() != expected {
+        let found = match manifest.is_packed(&name) {
+            true => packed::len(&file)?,
+            false => sums.len(),
+        };
+        if found != expected {
             return Err(StoreError::Truncated {
                 path: file,
                 expected,
-                found: sums.len(),
+                found,
             });
         }
         if manifest.digests.get(&name) != Some(&format!("{:016x}", sums.digest())) {
@@ -170,6 +261,8 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     fn make(path: &Path, image: &[u8]) -> Result<PathBuf, StoreError> {
@@ -236,6 +329,42 @@ mod tests {
             expected: 2,
         };
         assert_eq!(refused.to_string(), versions.to_string());
+    }
+
+    #[test]
+    fn programs_and_libraries_are_on_the_disk_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = format!("{BINARIES}/km");
+        let program: Vec<u8> = (0..200_000_u32).map(|at| (at * 11) as u8).collect();
+        let make = |path: &Path, program: &[u8]| {
+            let builder = Builder::create(path).unwrap();
+            builder.add(IMAGE, b"the image").unwrap();
+            builder.add_binary(&name, program).unwrap();
+            let mut manifest = Manifest::new("km".into(), 1);
+            manifest.image_bytes = 9;
+            manifest.binaries.push(StoredFile {
+                name: "km".into(),
+                card_path: "/tmp/km".into(),
+                len: program.len() as u64,
+                mode: 0o755,
+            });
+            builder.commit(manifest).unwrap();
+            open(path).unwrap();
+            fs::metadata(path.join(&name)).unwrap().ino()
+        };
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        let first = make(&one, &program);
+        // In place of an earlier one, and beside it.
+        assert_eq!(make(&one, &program), first);
+        assert_eq!(make(&two, &program), first);
+        // One that is damaged, or of another program, is not taken.
+        let mut damaged = program.clone();
+        damaged[100_000] ^= 1;
+        fs::write(one.join(&name), &damaged).unwrap();
+        assert!(open(&two).is_err());
+        assert_ne!(make(&one, &program), first);
+        let other = make(&two, &damaged[..1000]);
+        assert_ne!(make(&two, &program), other);
     }
 
     #[test]

@@ -7,10 +7,57 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fd::AsRawFd;
 use snaprig_image::{Filled, Sink, Source};
 use snaprig_store::NewFile;
 
 use crate::sums::{self, CHUNK_BYTES, StoreError, Sums, io_error};
+
+/// A file that the daemon reads.
+pub trait Readable {
+    /// Bytes of the file.
+    fn bytes(&self) -> u64;
+
+    /// The next bytes of the file; fewer only if it ends before.
+    fn next(&mut self, bytes: usize) -> Result<&[u8], StoreError>;
+}
+
+/// A file that the daemon writes; nothing of it remains unless it is finished.
+pub trait Writable {
+    /// Bytes that have been written.
+    fn bytes(&self) -> u64;
+
+    /// Writes the next bytes.
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Gives the file its name, when all of it is on the disk.
+    fn finish(&mut self) -> Result<(), StoreError>;
+}
+
+/// Has the kernel write a file to its disk while more of it comes in, so that there is less to wait for at its end.
+#[derive(Default)]
+pub struct Behind {
+    /// Bytes that the kernel was told of.
+    begun: u64,
+}
+
+impl Behind {
+    /// What the kernel is told of at once.
+    const BYTES: u64 = 2 << 20;
+
+    /// The file has so many bytes now.
+    pub fn written(&mut self, file: &File, len: u64) {
+        let more = len.saturating_sub(self.begun);
+        if more < Self::BYTES {
+            return;
+        }
+        let (fd, from) = (file.as_raw_fd(), self.begun as i64);
+        // SAFETY: sync_file_range(2) takes numbers alone. It waits for nothing, and where it does not work, fsync(2) does all
+        // of it in the end.
+        unsafe { libc::sync_file_range(fd, from, more as i64, libc::SYNC_FILE_RANGE_WRITE) };
+        self.begun = len;
+    }
+}
 
 /// A file that is written under a name of its own, and takes its name with its checksums; removed unless it is finished.
 /// Its directory is not synced: whoever commits the snapshot does that.
@@ -19,6 +66,7 @@ pub struct SnapshotFile {
     /// There until it is finished.
     file: Option<NewFile>,
     sums: Sums,
+    behind: Behind,
 }
 
 impl SnapshotFile {
@@ -28,6 +76,7 @@ impl SnapshotFile {
             path: path.to_owned(),
             file: Some(NewFile::create(path)?),
             sums: Sums::default(),
+            behind: Behind::default(),
         })
     }
 
@@ -44,10 +93,13 @@ impl SnapshotFile {
     /// Writes the next bytes.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let file = self.file.as_mut().ok_or(io::ErrorKind::BrokenPipe.into());
-        let written = file.and_then(|file| file.write_all(bytes));
-        written.map_err(io_error(&self.path))?;
-        self.sums.update(bytes);
-        Ok(())
+        let written = file.and_then(|file| {
+            file.write_all(bytes)?;
+            self.sums.update(bytes);
+            self.behind.written(file.file(), self.sums.len());
+            Ok(())
+        });
+        written.map_err(io_error(&self.path))
     }
 
     /// Gives the file its name, when all of it and its checksums are on the disk.
@@ -62,6 +114,30 @@ impl SnapshotFile {
             // Checksums of a file that is not there would be left behind.
             let _ = fs::remove_file(sums::path_of(&self.path));
         })
+    }
+}
+
+impl Writable for SnapshotFile {
+    fn bytes(&self) -> u64 {
+        self.len()
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.append(bytes)
+    }
+
+    fn finish(&mut self) -> Result<(), StoreError> {
+        self.finish()
+    }
+}
+
+impl Readable for Verified {
+    fn bytes(&self) -> u64 {
+        self.len()
+    }
+
+    fn next(&mut self, bytes: usize) -> Result<&[u8], StoreError> {
+        self.next(bytes)
     }
 }
 
@@ -165,7 +241,7 @@ pub fn verify(path: &Path) -> Result<Sums, StoreError> {
     Ok(file.sums)
 }
 
-fn into_io(error: StoreError) -> io::Error {
+pub(crate) fn into_io(error: StoreError) -> io::Error {
     match error {
         StoreError::Io { source, .. } => source,
         other => io::Error::new(io::ErrorKind::InvalidData, other),

@@ -95,6 +95,16 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// What the host said, if it did.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Io { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
 impl From<CommitError> for StoreError {
     fn from(error: CommitError) -> Self {
         match error {
@@ -180,12 +190,17 @@ impl Sums {
         self.in_current = 0;
     }
 
-    /// Writes the checksums beside `file`, safely on the disk.
-    pub fn save(mut self, file: &Path) -> Result<(), StoreError> {
+    /// With the last chunk of the file, which may be short.
+    pub fn finished(mut self) -> Self {
         if self.in_current > 0 {
             self.end_chunk();
         }
-        let mut bytes = self.encode();
+        self
+    }
+
+    /// Writes the checksums beside `file`, safely on the disk.
+    pub fn save(self, file: &Path) -> Result<(), StoreError> {
+        let mut bytes = self.finished().encode();
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
         write_synced(&path_of(file), &bytes)
     }

@@ -1,21 +1,31 @@
 //! Snapify from outside (paper section 5, command-line tools): a socket in the host process, on
 //! which commands come and reports go, as lines of JSON. The application knows nothing of it.
+//!
+//! ```text
+//!   Client --- a request, as a line ---> Service --> Controlled: an offload process and its Snapify
+//!          <-- a report, as a line ----
+//! ```
+
+mod controlled;
+mod service;
 
 use std::{
-    fs,
-    io::{self, Read},
-    os::unix::net::{UnixListener, UnixStream},
+    io,
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
-use snaprig_coi::{Engine, Process};
 use snaprig_peers::{Exchange, lines};
-use snaprig_scif::checkpoint::{self, RigDescriptor};
 
-use crate::{Snapify, SnapifyError, Step, StepReport};
+pub(crate) use self::service::serve_again;
+pub use self::{
+    controlled::Controlled,
+    service::{Service, serve},
+};
+use crate::{Phase, StepReport};
 
 /// Most bytes of a command, and of a report.
 const COMMAND_MAX: usize = 64 << 10;
@@ -25,8 +35,12 @@ const REPORT_MAX: usize = 16 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
+    /// Which offload processes there are, and what each is doing.
+    List,
     /// Wait until this many run functions have been sent, and hold further ones.
     BreakAtRunFunction(u64),
+    /// The next snapshot is compressed.
+    CompressNext,
     /// snapify_pause, for a snapshot in this directory.
     Pause(PathBuf),
     /// snapify_capture; true ends the process.
@@ -43,9 +57,42 @@ pub enum Command {
     SwapIn(u16),
     /// Migrate to the card with this node, by way of this directory.
     Migrate(PathBuf, u16),
+    /// Somebody listens there who is about to take a checkpoint of the whole program (`snaprig_ckpt_plugin::adopted_by`).
+    Adopted(PathBuf),
     /// Whenever a step begins from now on, say which on this Unix socket, as a line of JSON, and
     /// wait for a byte before it is done: whoever listens there may do harm meanwhile.
     TellSteps(PathBuf),
+}
+
+/// A command, and for which offload process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Request {
+    /// Its number; none: the oldest.
+    process: Option<u64>,
+    command: Command,
+}
+
+/// An offload process, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Described {
+    /// Its number in its host process.
+    pub process: u64,
+    /// Its card.
+    pub card: u16,
+    /// Its id there.
+    pub card_pid: i32,
+    /// Its program.
+    pub name: String,
+    /// What it is doing.
+    pub state: Phase,
+    /// Memory of its COI buffers.
+    pub buffer_bytes: u64,
+    /// Something of the program waits for it.
+    #[serde(default)]
+    pub is_wanted: bool,
+    /// The steps of its last snapshot that have ended, whoever asked for it: from pause to resume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<StepReport>,
 }
 
 /// What came of it.
@@ -57,6 +104,12 @@ pub struct Report {
     pub steps: Vec<StepReport>,
     /// What went wrong.
     pub error: Option<String>,
+    /// To [`Command::Adopted`]: how many plugins have a part in the checkpoint.
+    #[serde(default)]
+    pub plugins: u32,
+    /// To [`Command::List`]: in the order in which they were made.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<Described>,
 }
 
 impl Report {
@@ -70,208 +123,17 @@ fn socket(rig: &Path, pid: u32) -> PathBuf {
     rig.join(format!("host-{pid}.sock"))
 }
 
-/// The service, until it is dropped: then the command under way, if there is one, is waited for, so
-/// that a snapshot that is being made is either finished or taken away.
-pub struct Service {
-    listening: Arc<Listening>,
-    snapify: Snapify,
-    at_work: Arc<Mutex<()>>,
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // It goes with the rig's directory at the latest.
-        let _ = fs::remove_file(&*lock(&self.listening.path));
-        // The service's thread ends with the process, and must not be at work then.
-        std::mem::forget(lock(&self.at_work));
-        // A capture goes on in the background; how it ends is of no interest any more.
-        let _ = self.snapify.wait(None);
+/// The host processes that have a service in this rig, by their own numbers; one that has ended may have left its socket.
+pub fn programs(rig: &Path) -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir(rig)? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix("host-"));
+        let pid = pid.and_then(|pid| pid.strip_suffix(".sock"));
+        pids.extend(pid.and_then(|pid| pid.parse::<u32>().ok()));
     }
-}
-
-/// Where commands come in. It leads to the rig: in a program that was restarted it is to be made again.
-struct Listening {
-    rig: PathBuf,
-    path: Mutex<PathBuf>,
-    listener: Mutex<Arc<Listener>>,
-}
-
-struct Listener {
-    _leads: RigDescriptor,
-    socket: UnixListener,
-}
-
-impl Listener {
-    /// In the directory of the rig as it is now.
-    fn bind(rig: &Path) -> io::Result<(PathBuf, Self)> {
-        let path = socket(&checkpoint::place(rig), std::process::id());
-        let socket = UnixListener::bind(&path)?;
-        let _leads = RigDescriptor::new(&socket);
-        Ok((path, Self { _leads, socket }))
-    }
-}
-
-/// The services that there are.
-static SERVICES: Mutex<Vec<Weak<Listening>>> = Mutex::new(Vec::new());
-
-/// The rig is another one: commands come in there.
-pub(crate) fn serve_again() -> io::Result<()> {
-    let services: Vec<_> = lock(&SERVICES).iter().filter_map(Weak::upgrade).collect();
-    for listening in services {
-        let (path, listener) = Listener::bind(&listening.rig)?;
-        *lock(&listening.path) = path;
-        *lock(&listening.listener) = Arc::new(listener);
-    }
-    Ok(())
-}
-
-impl Listening {
-    /// The next client; none: there will be no more.
-    fn accept(&self) -> Option<UnixStream> {
-        loop {
-            let listener = lock(&self.listener).clone();
-            match listener.socket.accept() {
-                Ok((client, _)) => return Some(client),
-                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                Err(_) => {
-                    // If the program was restarted, there is another one, or will be.
-                    checkpoint::settled();
-                    if Arc::ptr_eq(&listener, &lock(&self.listener)) {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Serves commands for `process` in this host process.
-pub fn serve(rig: &Path, process: &Process) -> io::Result<Service> {
-    let (path, listener) = Listener::bind(rig)?;
-    let listening = Arc::new(Listening {
-        rig: rig.to_owned(),
-        path: Mutex::new(path),
-        listener: Mutex::new(Arc::new(listener)),
-    });
-    let mut services = lock(&SERVICES);
-    services.retain(|service| service.strong_count() > 0);
-    services.push(Arc::downgrade(&listening));
-    drop(services);
-    let steps: Arc<Mutex<Vec<StepReport>>> = Arc::default();
-    let listener_of_steps: Arc<Mutex<Option<UnixStream>>> = Arc::default();
-    let (seen, told) = (steps.clone(), listener_of_steps.clone());
-    let observer = Arc::new(move |report: &StepReport| {
-        if report.elapsed.is_some() {
-            lock(&seen).push(*report);
-            return;
-        }
-        let mut told = lock(&told);
-        if told
-            .as_ref()
-            .is_some_and(|stream| tell(stream, report.step).is_err())
-        {
-            // It does not listen any more.
-            *told = None;
-        }
-    });
-    let snapify = Snapify::new(process, observer);
-    let at_work = Arc::new(Mutex::new(()));
-    let work = Work {
-        rig: rig.to_owned(),
-        process: process.clone(),
-        snapify: snapify.clone(),
-        steps,
-        listener_of_steps,
-        at_work: at_work.clone(),
-    };
-    let clients = listening.clone();
-    std::thread::spawn(move || {
-        while let Some(client) = clients.accept() {
-            let _leads = RigDescriptor::new(&client);
-            // A client that breaks off has its own reasons.
-            let _ = work.converse(&client);
-        }
-    });
-    Ok(Service {
-        listening,
-        snapify,
-        at_work,
-    })
-}
-
-/// What the service's thread has.
-struct Work {
-    rig: PathBuf,
-    process: Process,
-    snapify: Snapify,
-    steps: Arc<Mutex<Vec<StepReport>>>,
-    /// Who is told of steps that begin.
-    listener_of_steps: Arc<Mutex<Option<UnixStream>>>,
-    /// Held while a command is under way.
-    at_work: Arc<Mutex<()>>,
-}
-
-impl Work {
-    fn converse(&self, client: &UnixStream) -> io::Result<()> {
-        let mut commands = lines::Receiver::new(client, COMMAND_MAX);
-        while let Some(line) = commands.next_line()? {
-            let _at_work = lock(&self.at_work);
-            let result = match lines::parse(&line) {
-                Ok(Command::TellSteps(path)) => UnixStream::connect(path)
-                    .map(|stream| *lock(&self.listener_of_steps) = Some(stream))
-                    .map(|()| 0)
-                    .map_err(|error| error.to_string()),
-                Ok(command) => {
-                    run(command, &self.rig, &self.process, &self.snapify).map_err(|e| e.to_string())
-                }
-                Err(error) => Err(error.to_string()),
-            };
-            let steps = std::mem::take(&mut *lock(&self.steps));
-            let report = match result {
-                Ok(bytes) => Report {
-                    bytes,
-                    steps,
-                    error: None,
-                },
-                Err(error) => Report {
-                    bytes: 0,
-                    steps,
-                    error: Some(error),
-                },
-            };
-            lines::send(&mut &*client, &report)?;
-        }
-        Ok(())
-    }
-}
-
-/// Tells of a step that begins, and waits until it may.
-fn tell(mut stream: &UnixStream, step: Step) -> io::Result<()> {
-    lines::send(&mut stream, &step)?;
-    stream.read_exact(&mut [0])
-}
-
-fn run(
-    command: Command,
-    rig: &Path,
-    process: &Process,
-    snapify: &Snapify,
-) -> Result<u64, SnapifyError> {
-    let engine = |node: u16| Engine::get(rig, node.saturating_sub(1));
-    match command {
-        // It concerns the service, not the process.
-        Command::TellSteps(_) => {}
-        Command::BreakAtRunFunction(count) => process.break_at(count, None)?,
-        Command::Pause(snapshot) => return snapify.pause(&snapshot),
-        Command::Capture(terminate) => snapify.capture(terminate)?,
-        Command::Wait => return snapify.wait(None),
-        Command::Resume => snapify.resume()?,
-        Command::Restore(node) => return snapify.restore(&engine(node)?),
-        Command::SwapOut(snapshot) => return snapify.swap_out(&snapshot),
-        Command::SwapIn(node) => return snapify.swap_in(&engine(node)?),
-        Command::Migrate(snapshot, node) => return snapify.migrate(&snapshot, &engine(node)?),
-    }
-    Ok(0)
+    pids.sort_unstable();
+    Ok(pids)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -304,10 +166,22 @@ impl Client {
         Ok(Self { stream })
     }
 
-    /// Runs one command, which takes no longer than this. After a timeout the connection is of no more use.
+    /// Runs one command for the oldest offload process, which takes no longer than this. After a timeout the connection
+    /// is of no more use.
     pub fn run(&mut self, command: &Command, timeout: Duration) -> Result<Report, ControlError> {
+        self.run_for(None, command, timeout)
+    }
+
+    /// The same, for the offload process of this number.
+    pub fn run_for(
+        &mut self,
+        process: Option<u64>,
+        command: &Command,
+        timeout: Duration,
+    ) -> Result<Report, ControlError> {
         let mut exchange = Exchange::new(&self.stream, timeout);
-        let answered = lines::send(&mut exchange, command)
+        let command = command.clone();
+        let answered = lines::send(&mut exchange, &Request { process, command })
             .and_then(|()| lines::receive::<Report>(exchange, REPORT_MAX));
         let report = answered.map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => ControlError::TimedOut,

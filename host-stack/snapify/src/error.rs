@@ -35,6 +35,12 @@ pub enum SnapifyError {
         /// What it said.
         why: String,
     },
+    /// It cannot be restored there.
+    #[error("the rig has no card {node}, or it is not up (snaprig card list)")]
+    NoCard {
+        /// The card.
+        node: u16,
+    },
     /// The calls are out of order.
     #[error("{0}")]
     Order(&'static str),

@@ -217,6 +217,16 @@ impl Machine {
             .hash(hash);
     }
 
+    /// Whether no call is at work and the process is paused.
+    pub fn is_paused(&self) -> bool {
+        self.state == State::Paused
+    }
+
+    /// Whether the capture of this pause is complete.
+    pub fn is_captured(&self) -> bool {
+        self.captured
+    }
+
     /// The next thing to do.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()

@@ -67,7 +67,7 @@ impl Offload {
     fn capture(&self, directory: &Path) -> Result<(), String> {
         let mut paused = lock(&self.0);
         for process in quiesce::living() {
-            let snapify = Snapify::new(&process, Arc::new(|_| ()));
+            let snapify = Snapify::of(&process);
             let one = Paused { process, snapify };
             one.snapify
                 .pause(&directory.join(one.name()))
@@ -144,6 +144,9 @@ impl Plugin for Offload {
         for fd in checkpoint::leading() {
             event.own_descriptor(fd);
         }
+        for (start, bytes) in checkpoint::memory() {
+            event.own_region(start, bytes);
+        }
         Ok(())
     }
 
@@ -152,6 +155,7 @@ impl Plugin for Offload {
     }
 
     fn rebuild(&self, event: &mut Event) -> Result<(), String> {
+        checkpoint::empty_memory().map_err(|error| error.to_string())?;
         if let Some(rig) = event.variable(RIG) {
             checkpoint::moved_to(rig.into());
         }

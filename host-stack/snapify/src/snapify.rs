@@ -2,7 +2,11 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -18,13 +22,17 @@ use snaprig_snapify_io::{
 };
 
 use crate::{
-    SnapifyError,
+    Phase, SnapifyError,
+    control::lock,
     machine::{Action, Call, Input, Machine, Outcome, Output},
     step::{Step, StepReport},
 };
 
 /// Permission bits of a sink program.
 const PROGRAM_MODE: u32 = 0o755;
+
+/// Why a process that is on no card is neither paused nor resumed.
+const SWAPPED_OUT: &str = "the process is swapped out; swap it in first";
 
 /// Told of every step as it begins and ends.
 pub type Observer = Arc<dyn Fn(&StepReport) + Send + Sync>;
@@ -33,11 +41,18 @@ pub type Observer = Arc<dyn Fn(&StepReport) + Send + Sync>;
 #[derive(Clone)]
 pub struct Snapify(Arc<Inner>);
 
+/// Those that there are, by the numbers of their processes.
+static ALL: Mutex<Vec<(u64, Weak<Inner>)>> = Mutex::new(Vec::new());
+
 struct Inner {
     process: Process,
     observer: Observer,
     state: Mutex<State>,
     captured: Condvar,
+    /// The next snapshot is compressed.
+    compress_next: AtomicBool,
+    /// For those who look while a call is at work.
+    phase: Mutex<Phase>,
 }
 
 enum State {
@@ -68,23 +83,70 @@ struct Session {
     reading: Option<Grant>,
     /// The step under way.
     step: Option<(Step, Instant)>,
+    /// The process is on no card.
+    swapped_out: bool,
+}
+
+impl Session {
+    /// What the process is doing between calls.
+    fn phase(&self) -> Phase {
+        match self.machine.is_paused() {
+            false => Phase::Running,
+            true if self.swapped_out => Phase::SwappedOut,
+            true if self.machine.is_captured() => Phase::Captured,
+            true => Phase::Paused,
+        }
+    }
 }
 
 impl Snapify {
     /// For `process`; `observer` is told of every step.
     pub fn new(process: &Process, observer: Observer) -> Self {
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             process: process.clone(),
             observer,
             state: Mutex::new(State::Idle(Box::default())),
             captured: Condvar::new(),
-        }))
+            compress_next: AtomicBool::new(false),
+            phase: Mutex::default(),
+        });
+        let mut all = lock(&ALL);
+        all.retain(|(_, inner)| inner.strong_count() > 0);
+        all.push((process.id(), Arc::downgrade(&inner)));
+        Self(inner)
+    }
+
+    /// The one that the process has already, or a new one: who does something to a process that others have paused is to
+    /// know it.
+    pub fn of(process: &Process) -> Self {
+        let all = lock(&ALL);
+        let known = all.iter().find(|(id, _)| *id == process.id());
+        if let Some(inner) = known.and_then(|(_, inner)| inner.upgrade()) {
+            return Self(inner);
+        }
+        drop(all);
+        Self::new(process, Arc::new(|_| ()))
+    }
+
+    /// What the process is doing.
+    pub fn phase(&self) -> Phase {
+        *lock(&self.0.phase)
+    }
+
+    /// What the card sends for the snapshot of the next pause, local store and image, is compressed on its way to the disk
+    /// (zstd).
+    pub fn compress_next(&self) {
+        self.0.compress_next.store(true, Ordering::Relaxed);
     }
 
     /// snapify_pause: stops all communication, and saves the local store below `snapshot`, a
     /// directory that will be there when the capture is complete. Returns the bytes saved.
     pub fn pause(&self, snapshot: &Path) -> Result<u64, SnapifyError> {
         let mut session = self.0.take()?;
+        if session.swapped_out {
+            *self.0.lock() = State::Idle(session);
+            return Err(SnapifyError::Order(SWAPPED_OUT));
+        }
         session.requested = snapshot.to_owned();
         self.0.call(session, Call::Pause)
     }
@@ -140,6 +202,10 @@ impl Snapify {
     /// snapify_resume: lets host and offload process go on.
     pub fn resume(&self) -> Result<(), SnapifyError> {
         let session = self.0.take()?;
+        if session.swapped_out {
+            *self.0.lock() = State::Idle(session);
+            return Err(SnapifyError::Order(SWAPPED_OUT));
+        }
         self.0.call(session, Call::Resume).map(|_| ())
     }
 
@@ -213,6 +279,13 @@ impl Inner {
 
     /// Runs a call to its end.
     fn run(&self, session: &mut Session, call: Call) -> Result<u64, SnapifyError> {
+        *lock(&self.phase) = Phase::during(&call);
+        let result = self.steps(session, call);
+        *lock(&self.phase) = session.phase();
+        result
+    }
+
+    fn steps(&self, session: &mut Session, call: Call) -> Result<u64, SnapifyError> {
         let identity = quiesce::identity(&self.process);
         let mut input = Input::Call(call, identity.engine.node(), identity.pid);
         loop {
@@ -252,8 +325,14 @@ impl Inner {
                 let began = session.step.take().map(|(_, began)| began.elapsed());
                 report(step, Some(began.unwrap_or_default()), bytes);
             }
-            Output::SwappedOut(is) => quiesce::swapped_out(&self.process, is),
-            Output::Switch => session.daemon = session.next_daemon.take(),
+            Output::SwappedOut(is) => {
+                session.swapped_out = is;
+                quiesce::swapped_out(&self.process, is);
+            }
+            Output::Switch => {
+                session.swapped_out = false;
+                session.daemon = session.next_daemon.take();
+            }
             Output::HangUp => (session.daemon, session.next_daemon) = (None, None),
             Output::Forget => session.next_daemon = None,
             Output::Discard => session.building = None,
@@ -323,10 +402,15 @@ impl Inner {
         let identity = quiesce::identity(&self.process);
         session.snapshot.clone_from(&session.requested);
         let builder = Builder::create(&session.snapshot)?;
-        let grant = Grant::new(&identity.engine.rig(), builder.directory())?;
+        let compressed = self.compress_next.swap(false, Ordering::Relaxed);
+        let grant = match compressed {
+            true => Grant::compressing(&identity.engine.rig(), builder.directory())?,
+            false => Grant::new(&identity.engine.rig(), builder.directory())?,
+        };
         let mut manifest = Manifest::new(identity.name.clone(), identity.engine.node());
-        // The host has the program, so it need not come back from the card (paper, footnote 2).
-        builder.add(&format!("{BINARIES}/{}", identity.name), &identity.binary)?;
+        manifest.compressed = compressed;
+        // The host has the program and its libraries, so they need not come back from the card (paper, footnote 2).
+        builder.add_binary(&format!("{BINARIES}/{}", identity.name), &identity.binary)?;
         manifest.binaries.push(StoredFile {
             name: identity.name,
             card_path: identity.path,
@@ -337,7 +421,7 @@ impl Inner {
             let own = file.path.rsplit('/').next().unwrap_or_default();
             // Two of the same name may be in different directories.
             let name = format!("{number}-{own}");
-            builder.add(&format!("{BINARIES}/{name}"), &file.bytes)?;
+            builder.add_binary(&format!("{BINARIES}/{name}"), &file.bytes)?;
             manifest.binaries.push(StoredFile {
                 name,
                 card_path: file.path.clone(),

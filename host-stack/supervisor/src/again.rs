@@ -12,13 +12,14 @@ use std::{
     path::Path,
 };
 
-use snaprig_ckpt::restart::{self, Clocks, Complete, Restored};
+use snaprig_ckpt::restart::{self, Complete, Restored};
 use snaprig_ckpt_image::{
     chain::Chain,
     store::{Checkpoint, Store},
 };
 use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
+    clocks::Clocks,
     error::{Error, Result},
     state::Tree,
 };
@@ -125,14 +126,10 @@ pub fn within(
 ) -> Result<i32> {
     let failed = |source| Error::io("pipe", source);
     let (mut heard, said) = io::pipe().map_err(failed)?;
-    let clocks = Clocks {
-        monotonic: tree.monotonic_nanos,
-        boottime: tree.boottime_nanos,
-    };
     let has_own_ipc = tree.sysv.is_some();
     let status = restart::run(
         restart::place(tree),
-        clocks,
+        Clocks::of(tree),
         has_own_ipc,
         reporter,
         |complete| {

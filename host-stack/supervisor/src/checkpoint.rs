@@ -40,7 +40,6 @@ use snaprig_resources::{
     plugins::owned::Owned,
     spaces::Spaces,
 };
-use snaprig_tracee::descriptors::me;
 use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
     freeze::{Calls, Frozen},
@@ -332,9 +331,8 @@ impl<S: Sink> NewImage<S> {
 /// Refuses what cannot be saved before memory is copied. What plugins have, they say when they are asked.
 pub fn look(known: &mut History, purpose: Purpose, plugins: &SharedPlugins) -> Result<()> {
     if plugins.borrow().are_none() {
-        let me = me();
         let purpose = (purpose, known.has_own_ipc);
-        return match Survey::look(me, purpose, &mut known.named, &Owned::default()) {
+        return match Survey::look(purpose, &mut known.named, &Owned::default()) {
             // When it is stopped it is looked at again.
             Err(Error::NotNow(_)) => Ok(()),
             looked => looked.map(drop),
@@ -359,14 +357,13 @@ impl PreparedTree {
         directory: &Path,
         job: Option<JobRound>,
     ) -> Result<Self> {
-        let me = me();
         let mut tries = 0;
         let begun = Instant::now();
         let gathered = ReadyPlugins::of(plugins, directory, job)?;
         let plugins = begun.elapsed();
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
-            match Survey::look(me, purpose, &mut known.named, &gathered.owned()) {
+            match Survey::look(purpose, &mut known.named, &gathered.owned()) {
                 Err(Error::NotNow(_)) if tries < TRIES_MAX => tries += 1,
                 looked => break looked?,
             }
@@ -381,7 +378,6 @@ impl PreparedTree {
 
     /// Stops it; `root` is its first process.
     pub fn stop(self, root: pid_t, known: &mut History, job: Option<JobRound>) -> Result<Stopped> {
-        let me = me();
         let Self {
             before,
             mut gathered,
@@ -390,7 +386,7 @@ impl PreparedTree {
         let mut tries = 0;
         loop {
             let since = Instant::now();
-            let mut frozen = Frozen::freeze(me, &mut known.calls)?;
+            let mut frozen = Frozen::freeze(&mut known.calls)?;
             let held = Instant::now();
             match describe(&mut frozen, root, &before, known, &gathered) {
                 Ok(described) => {

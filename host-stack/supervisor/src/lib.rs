@@ -14,6 +14,7 @@
 //! | `control` | commands to a supervisor, and its replies |
 //! | `checkpoint`, `precopy` | one checkpoint, step by step; what is copied while the tree runs |
 //! | `schedule` | when a checkpoint is due that nobody has asked for |
+//! | `adopted` | one checkpoint of a tree that nobody supervises |
 //! | `again`, `together` | restarts of a tree, and of a job |
 //! | `job`, `member` | trees that are checkpointed together; a supervisor as one of them |
 //! | `migrate` | a tree moves to another supervisor |
@@ -25,6 +26,7 @@
 //!
 //! What must stay true: whatever goes wrong with a checkpoint, the tree runs on as it was.
 
+mod adopted;
 mod again;
 mod checkpoint;
 mod client;
@@ -48,6 +50,7 @@ pub use snaprig_resources::error::{Error, Result, chain};
 pub use snaprig_resources::event::{Event, Observer, Reporter};
 
 pub use self::{
+    adopted::dump_adopted,
     again::restart,
     checkpoint::{Copied, Mode, Pause},
     client::{Ckpt, CkptBuilder, CkptError},

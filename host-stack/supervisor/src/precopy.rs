@@ -27,13 +27,7 @@ use snaprig_resources::{
     error::Result,
     spaces::{Key, Spaces},
 };
-use snaprig_tracee::descriptors::me;
-use snaprig_tracee::{
-    code::kernels,
-    freeze::{self, Frozen},
-    pagemap::Pagemap,
-    ranges::Ranges,
-};
+use snaprig_tracee::{code::kernels, freeze::Frozen, pagemap::Pagemap, ranges::Ranges, tree};
 
 use crate::checkpoint::History;
 
@@ -58,19 +52,18 @@ pub struct Precopy {
     pub stopped: Duration,
 }
 
-/// Copies the memory of all descendants of this process into an image, until little is left.
+/// Copies the memory of all of this process's tree into an image, until little is left.
 pub fn copy<S: Sink>(
     known: &mut History,
     spaces: &mut Spaces,
     writer: &mut Writer<S>,
 ) -> Result<Precopy> {
-    let me = me();
     let mut precopy = Precopy::default();
-    arm(me, known, &mut precopy)?;
+    arm(known, &mut precopy)?;
     let mut left = u64::MAX;
     while precopy.passes < PASSES_MAX && known.tracking.is_possible() {
         let bytes = pass(known, spaces, writer, &mut precopy)?;
-        left = left_to_copy(me)?;
+        left = left_to_copy()?;
         if left <= LITTLE || left > bytes / 2 {
             break;
         }
@@ -82,13 +75,13 @@ pub fn copy<S: Sink>(
 }
 
 /// Tracks writes to all that can be tracked.
-fn arm(me: pid_t, known: &mut History, precopy: &mut Precopy) -> Result<()> {
-    let pids = freeze::descendants(me)?;
+fn arm(known: &mut History, precopy: &mut Precopy) -> Result<()> {
+    let pids = tree::processes()?;
     known.tracking.retain(&pids);
     let bytes: u64 = pids.iter().map(|pid| untracked_bytes(*pid)).sum();
     if bytes > LITTLE {
         let begun = Instant::now();
-        let mut frozen = Frozen::freeze(me, &mut known.calls)?;
+        let mut frozen = Frozen::freeze(&mut known.calls)?;
         for process in &mut frozen.processes {
             let areas = untracked(process.pid);
             known.tracking.start(process, &areas)?;
@@ -130,9 +123,8 @@ pub fn pass<S: Sink>(
     writer: &mut Writer<S>,
     precopy: &mut Precopy,
 ) -> Result<u64> {
-    let me = me();
     let mut missing = Vec::new();
-    for pid in freeze::descendants(me)? {
+    for pid in tree::processes()? {
         missing.extend(protect(pid, areas(pid), spaces).map(|pages| (pid, pages)));
     }
     if missing.iter().all(|(_, pages)| pages.bytes() == 0) {
@@ -140,7 +132,7 @@ pub fn pass<S: Sink>(
     }
     precopy.passes += 1;
     let begun = Instant::now();
-    Frozen::freeze(me, &mut known.calls)?.let_go()?;
+    Frozen::freeze(&mut known.calls)?.let_go()?;
     precopy.stopped += begun.elapsed();
     let mut bytes = 0;
     for (pid, pages) in missing {
@@ -174,9 +166,9 @@ fn protect(pid: pid_t, areas: Vec<Range<u64>>, spaces: &mut Spaces) -> Option<Ra
 }
 
 /// About how much has been written to since.
-fn left_to_copy(me: pid_t) -> Result<u64> {
+fn left_to_copy() -> Result<u64> {
     let mut bytes = 0;
-    for pid in freeze::descendants(me)? {
+    for pid in tree::processes()? {
         let Ok(pagemap) = Pagemap::open(pid) else {
             continue;
         };
@@ -201,7 +193,7 @@ pub struct Piece {
 /// The largest pieces.
 pub fn large(spaces: &mut Spaces) -> Vec<Piece> {
     let mut large = Vec::new();
-    for pid in freeze::descendants(me()).unwrap_or_default() {
+    for pid in tree::processes().unwrap_or_default() {
         let space = spaces.meet(Key::Process(pid)).number();
         large.extend(pieces(pid, space));
     }

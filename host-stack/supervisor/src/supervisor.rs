@@ -29,7 +29,6 @@ use procfs::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snaprig_ckpt_image::store::{Manifest, Store};
 use snaprig_peers::lines;
-use snaprig_tracee::descriptors::me;
 use snaprig_tracee::faults::{begin_round, reached};
 
 use snaprig_ckpt::{
@@ -41,7 +40,7 @@ use snaprig_resources::{
     error::{Error, Result, chain},
     state::Tree,
 };
-use snaprig_tracee::trace;
+use snaprig_tracee::{trace, tree};
 
 /// How often a checkpoint is tried, each time without those that have ended.
 const TRIES_MAX: u32 = 20;
@@ -362,7 +361,7 @@ impl<'a> Supervisor<'a> {
     }
 
     pub fn look(&self) -> Result<Status> {
-        let pids = snaprig_tracee::freeze::descendants(me())?;
+        let pids = tree::processes()?;
         let stats = pids
             .into_iter()
             .filter_map(|pid| Process::new(pid).ok()?.stat().ok());

@@ -6,10 +6,7 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
 };
 
-use crate::{
-    error::{Error, Result},
-    freeze,
-};
+use crate::error::{Error, Result};
 use libc::pid_t;
 
 /// pidfd_open(2), since Linux 6.9.
@@ -44,11 +41,6 @@ pub fn passed_on() -> Vec<i32> {
     let is_passed_on = |fd: &i32| unsafe { libc::fcntl(*fd, libc::F_GETFD) } == 0;
     let own = descriptors(me()).unwrap_or_default();
     own.into_iter().filter(is_passed_on).collect()
-}
-
-/// Whether a process is of the tree that this one supervises, or this one.
-pub fn is_ours(pid: pid_t) -> bool {
-    freeze::is_descendant(pid, me())
 }
 
 /// Whether two descriptors are of one open file.

@@ -12,6 +12,7 @@ use crate::{
     memory,
     remote::{self, Home, Remote, SYSCALL_BYTES, bit},
     trace::{Regs, Stop, Tracee, has_ended},
+    tree,
 };
 use libc::pid_t;
 use procfs::process::Process;
@@ -313,8 +314,8 @@ fn abort_sequence(tracee: &Tracee, regs: &mut Regs) -> Result<bool> {
 }
 
 impl Frozen {
-    /// Stops all descendants of a process.
-    pub fn freeze(ancestor: pid_t, calls: &mut Calls) -> Result<Self> {
+    /// Stops all of this process's tree.
+    pub fn freeze(calls: &mut Calls) -> Result<Self> {
         let mut frozen = Self {
             processes: Vec::new(),
             zombies: Vec::new(),
@@ -322,11 +323,11 @@ impl Frozen {
         for _ in 0..ROUNDS {
             let mut grown = false;
             frozen.zombies.clear();
-            for pid in descendants(ancestor)? {
+            for pid in tree::processes()? {
                 grown |= frozen.hold(pid)?;
             }
             if !grown {
-                let mut frozen = frozen.in_order(ancestor)?;
+                let mut frozen = frozen.in_order()?;
                 calls.name(&mut frozen);
                 reached(&faults::FROZEN);
                 return Ok(frozen);
@@ -394,8 +395,8 @@ impl Frozen {
     }
 
     /// Parents before children.
-    fn in_order(mut self, ancestor: pid_t) -> Result<Self> {
-        let order = descendants(ancestor)?;
+    fn in_order(mut self) -> Result<Self> {
+        let order = tree::processes()?;
         let at = |pid| {
             order
                 .iter()

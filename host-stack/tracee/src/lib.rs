@@ -1,7 +1,7 @@
 //! Threads of other processes: how they are stopped, asked, and let go as they were.
 //!
 //! ```text
-//! freeze:  descendants of a process --> seize, stop, hold --> registers, masks
+//! freeze:  a tree of processes --> seize, stop, hold --> registers, masks
 //! ask:     map a stub --> tables of system calls, made by the threads themselves --> unmap it
 //! let go:  every thread is where it was
 //! ```
@@ -10,7 +10,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | `trace`, `remote`, `memory` | a held thread, the calls that it makes for us, its memory |
-//! | `freeze` | stops a tree of processes, and lets it go |
+//! | `tree`, `freeze` | which processes a supervisor's are; stops them, and lets them go |
 //! | `code`, `stub` | where a process has code, and the calls of its tracer beside it |
 //! | `descriptors` | descriptors of processes, compared and copied |
 //! | `pagemap`, `ranges` | which pages there are, and sets of them |
@@ -33,4 +33,5 @@ pub mod remote;
 pub mod stub;
 pub mod trace;
 pub mod track;
+pub mod tree;
 pub mod userfault;

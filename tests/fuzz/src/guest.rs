@@ -17,7 +17,10 @@ use std::{
 };
 
 use snaprig_card_device::Device;
-use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_fs::{
+    Topology,
+    console::{Input, Output},
+};
 use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::{CardMemory, PAGE, USER_END, paging};
 use snaprig_card_platform::{Cpu, Exit, Kick, Kind, Platform, PlatformError, Regs, Space, xstate};
@@ -82,7 +85,7 @@ pub fn guest(bytes: &[u8]) {
     let kernel = Kernel::new(Config {
         memory: memory.clone(),
         platform: Arc::new(Scripted(script.clone())),
-        cores: 2,
+        topology: Topology::of_cores(2),
         node: 1,
     });
     let kernel = kernel.expect("a kernel");

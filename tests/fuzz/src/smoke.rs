@@ -273,6 +273,7 @@ fn all_messages() {
     let open = snapify_io::Message::Open {
         version: snapify_io::VERSION,
         path: path(),
+        kind: snapify_io::Kind::Plain,
         mode: snapify_io::Mode::Read,
         window: -1,
     };

@@ -4,13 +4,17 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Child, ChildStdout, Command, Output, Stdio},
+    sync::mpsc::{Receiver, channel},
 };
 
 use snaprig_fixtures::mpi::{KERNELS, Kernel};
 
-use crate::fabric::{Fabric, Running, SNAPRIG, assert_success, free_port, text, wait_until};
+use crate::fabric::{
+    Fabric, Running, SNAPRIG, TIMEOUT, assert_success, free_port, text, wait_until,
+};
 
 /// How long a program has worked before it is checkpointed: processor time of its processes, in clock ticks of 10 ms. Programs
 /// that use HCAs never wait.
@@ -205,6 +209,8 @@ pub struct JobOnNodes {
     /// The kernel.
     pub kernel: &'static Kernel,
     running: Option<Child>,
+    /// What it prints.
+    lines: Receiver<String>,
     /// What it had printed when it was killed.
     pub before: String,
 }
@@ -234,27 +240,24 @@ impl JobOnNodes {
             .compile("mpicc", directory.path())
             .expect("it compiles");
         let program = program.to_str().expect("a name");
-        let mut job = Self {
-            directory,
-            kernel,
-            running: None,
-            before: String::new(),
-        };
         let all = ranks.to_string();
         let mpirun = ["--", "mpirun", "-n", &all, "--oversubscribe"];
         let ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx"];
         let run = ["-x", "UCX_TLS=rc,self", program];
         let words = [&mpirun[..], hosts, &ucx, &run, flags].concat();
-        let mut launch = nodes(count, &job.job(), &words);
-        job.running = Some(launch.spawn().expect("snaprig starts"));
-        // All ranks compute: then they have met.
-        wait_until("all ranks are at work", || {
-            let running = job.running.as_mut().expect("it was launched");
-            let ended = running.try_wait().expect("it is ours");
-            assert!(ended.is_none(), "{name} has ended: {}", job.ended());
-            job.ranks_at_work() == ranks
-        });
-        job
+        let mut launch = nodes(count, &directory.path().join("job"), &words);
+        let launched = launch.stderr(Stdio::inherit()).spawn();
+        let mut running = launched.expect("snaprig starts");
+        let lines = lines_of(running.stdout.take().expect("it is piped"));
+        // They reduce a sum for the first thing they say: then all of them have met.
+        let before = lines.recv_timeout(TIMEOUT).expect("all ranks are at work");
+        Self {
+            directory,
+            kernel,
+            running: Some(running),
+            lines,
+            before,
+        }
     }
 
     /// The same on two nodes, killed with a checkpoint.
@@ -278,9 +281,10 @@ impl JobOnNodes {
 
     /// What it has printed when it has ended.
     pub fn ended(&mut self) -> String {
-        let running = self.running.take().expect("it was launched");
-        let output = running.wait_with_output().expect("it ends");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let mut running = self.running.take().expect("it was launched");
+        running.wait().expect("it ends");
+        self.before.extend(self.lines.iter());
+        std::mem::take(&mut self.before)
     }
 
     /// Restarts it on so many nodes; what it had printed, and prints.
@@ -299,10 +303,18 @@ impl JobOnNodes {
     fn ckpt(&self, arguments: &[&str]) -> Output {
         ckpt_of(&self.job(), arguments)
     }
+}
 
-    fn ranks_at_work(&self) -> usize {
-        at_work(&self.job(), self.kernel.name)
-    }
+/// Lines of a program as it prints them.
+pub fn lines_of(output: ChildStdout) -> Receiver<String> {
+    let (says, said) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            // Whoever hears no more has failed already.
+            let _ = says.send(line + "\n");
+        }
+    });
+    said
 }
 
 /// `snaprig ckpt ... --job DIR`.

@@ -26,9 +26,14 @@ impl Program {
     /// Compiles `host.c`, a library of each `lib*.c`, and a sink of all else. `shell` is run before the
     /// sink is made, in the new directory, with the sources in `$from`; the sink is linked with `more`.
     pub fn compile(folder: &str, shell: &str, more: &str) -> Self {
+        Self::compile_with("--host", folder, shell, more)
+    }
+
+    /// The same, with `host.c` compiled with what this option of `snaprig include` prints.
+    pub fn compile_with(include: &str, folder: &str, shell: &str, more: &str) -> Self {
         let sources = Path::new(FIXTURES).join(folder);
         let directory = tempfile::tempdir().expect("a directory");
-        let host = "gcc $flags $from/host.c $($snaprig include --host) -o host";
+        let host = "gcc $flags $from/host.c $($snaprig include $include) -o host";
         let sink = "$snaprig build-sink $flags $sink $more -o sink";
         let script = format!("set -e; {host}; {shell}\n{sink}");
         let sink = fs::read_dir(&sources).expect("sources");
@@ -44,6 +49,7 @@ impl Program {
             .envs([
                 ("flags", FLAGS),
                 ("snaprig", SNAPRIG),
+                ("include", include),
                 ("more", more),
                 ("sink", &sink.collect::<Vec<_>>().join(" ")),
             ])

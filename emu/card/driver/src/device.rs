@@ -60,6 +60,7 @@ pub struct DeviceMemory {
     /// Where each run begins in the mapping, in order, and its address.
     runs: Vec<(u64, u64)>,
     bytes: u64,
+    is_left_empty: bool,
     /// The device is told of the end of the mapping by the end of this.
     _guard: Arc<dyn Send + Sync + std::any::Any>,
 }
@@ -78,8 +79,20 @@ impl DeviceMemory {
         Self {
             runs,
             bytes,
+            is_left_empty: false,
             _guard: guard,
         }
+    }
+
+    /// A process that was captured with it finds zeros there, and not that it is gone.
+    pub fn left_empty(mut self) -> Self {
+        self.is_left_empty = true;
+        self
+    }
+
+    /// Whether it was asked for that.
+    pub fn is_left_empty(&self) -> bool {
+        self.is_left_empty
     }
 
     /// The page at `at` bytes into the mapping.

@@ -43,11 +43,6 @@ pub struct FsCall<'a> {
 }
 
 impl FsCall<'_> {
-    /// Cores of the card, as /proc tells them. (The affinity call is the one that counts.)
-    pub fn cores(&self) -> usize {
-        self.proc.cores()
-    }
-
     /// The description that a call works on, with its status flags in the context.
     pub fn open_for(&mut self, fd: i32) -> Result<Arc<Open>, Errno> {
         let open = self.files.get(fd)?;

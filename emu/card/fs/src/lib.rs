@@ -5,7 +5,7 @@
 //! | [`inode`], [`meta`], [`stat`], `locks` | contents of regular files, in card memory; attributes; advisory locks |
 //! | [`files`] | what can be open: regular files, pipes, sockets, timers, ... |
 //! | [`table`], `passed` | descriptors; those on their way through sockets |
-//! | [`tree`], `proc` | names; texts of /proc |
+//! | [`tree`], `proc`, `processors` | names; texts of /proc; those about processors |
 //! | [`sockets`], [`file_waits`] | what sockets share; who waits for a file |
 //! | [`call`], [`context`], [`calls`] | who calls; where it works; the calls |
 //! | [`image`] | what an image says of descriptors and files, and both on a card again |
@@ -24,6 +24,7 @@ mod locks;
 pub mod meta;
 mod passed;
 mod proc;
+mod processors;
 pub mod sockets;
 pub mod stat;
 pub mod table;
@@ -38,6 +39,7 @@ pub use self::{
     files::console,
     inode::Inode,
     proc::ProcInfo,
+    processors::Topology,
     sockets::Sockets,
     table::{FileTable, Open},
     tree::{Entry, Vfs},

@@ -1,5 +1,7 @@
 //! The texts of /proc and /sys that programs ask for.
 
+use crate::processors::{Text, Topology};
+
 /// What /proc/self says of the calling process, but for its memory.
 pub trait ProcInfo {
     /// Path of the program.
@@ -10,8 +12,8 @@ pub trait ProcInfo {
     fn status(&self) -> String;
     /// /proc/self/stat.
     fn stat(&self) -> String;
-    /// Cores of the card.
-    fn cores(&self) -> usize;
+    /// The card's processors.
+    fn topology(&self) -> Topology;
 }
 
 /// One text.
@@ -31,10 +33,14 @@ pub enum ProcFile {
     Meminfo,
     /// Seconds since the card's clock started, and of doing nothing.
     Uptime,
-    /// The card's cores.
+    /// The card's processors.
     Cpuinfo,
-    /// Numbers of the cores.
+    /// Numbers of the processors.
     Online,
+    /// The largest of them.
+    Last,
+    /// One of them.
+    Processor(usize, Text),
     /// What is mounted where.
     Mounts,
     /// How much the card has to do, which it does not count.
@@ -62,4 +68,5 @@ pub const FILES: &[(&str, ProcFile)] = &[
     ("/sys/devices/system/cpu/online", ProcFile::Online),
     ("/sys/devices/system/cpu/possible", ProcFile::Online),
     ("/sys/devices/system/cpu/present", ProcFile::Online),
+    ("/sys/devices/system/cpu/kernel_max", ProcFile::Last),
 ];

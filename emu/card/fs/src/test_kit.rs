@@ -15,7 +15,7 @@ use snaprig_card_memory::CardMemory;
 
 use crate::{
     call::FsCall, calls::syscall, context::FsContext, file_waits::FileWaits, files::console,
-    proc::ProcInfo, sockets::Sockets, table::FileTable, tree::Vfs,
+    proc::ProcInfo, processors::Topology, sockets::Sockets, table::FileTable, tree::Vfs,
 };
 
 /// Where calls find a path, and another.
@@ -79,8 +79,8 @@ impl ProcInfo for Proc {
     fn stat(&self) -> String {
         String::new()
     }
-    fn cores(&self) -> usize {
-        2
+    fn topology(&self) -> Topology {
+        Topology::of_cores(2)
     }
 }
 

@@ -16,7 +16,7 @@ use snaprig_card_driver::{
     wait::{Stop, SysResult},
 };
 use snaprig_card_fs::{
-    FsCall, ProcInfo,
+    FsCall, ProcInfo, Topology,
     calls::{asks_for_readiness, syscall as file_call},
 };
 use snaprig_card_platform::{Cpu, PlatformError};
@@ -290,7 +290,7 @@ impl Call<'_> {
         {
             return result;
         }
-        let cores = self.kernel.cores.count();
+        let topology = self.kernel.topology;
         let identity = self.identity();
         let mut deadline = self.thread().deadline;
         let mut progress = self.thread().progress;
@@ -306,7 +306,7 @@ impl Call<'_> {
         let proc = Proc {
             process,
             thread,
-            cores,
+            topology,
         };
         let limit_nofile = process.limits.nofile();
         let (mm, files, context) = (
@@ -378,7 +378,7 @@ impl Call<'_> {
 struct Proc<'a> {
     process: &'a Process,
     thread: &'a Thread,
-    cores: usize,
+    topology: Topology,
 }
 
 impl ProcInfo for Proc<'_> {
@@ -411,7 +411,7 @@ impl ProcInfo for Proc<'_> {
         )
     }
 
-    fn cores(&self) -> usize {
-        self.cores
+    fn topology(&self) -> Topology {
+        self.topology
     }
 }

@@ -42,6 +42,7 @@ impl Kernel {
     /// A kernel with an empty file system and no process.
     pub fn new(config: Config) -> Result<Arc<Self>, Errno> {
         let mut vfs = Vfs::new(config.memory.clone())?;
+        vfs.put_processors(&config.topology)?;
         vfs.write_file(clock::PATH, &[0; PAGE as usize], 0o444)?;
         if config.platform.has_host_counter() {
             let frame = vfs.inode(clock::PATH)?.frame(0)?;

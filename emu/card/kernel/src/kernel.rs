@@ -6,6 +6,7 @@ use snaprig_card_driver::{
     device::{WakeTarget, Waker},
     wait::Channel,
 };
+use snaprig_card_fs::Topology;
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::Platform;
 
@@ -17,8 +18,8 @@ pub struct Config {
     pub memory: Arc<CardMemory>,
     /// What runs its programs.
     pub platform: Arc<dyn Platform>,
-    /// How many threads run at once.
-    pub cores: usize,
+    /// Its processors: as many threads run at once.
+    pub topology: Topology,
     /// The card's SCIF node: its process ids start at `node * 0x8000`.
     pub node: u16,
 }
@@ -27,6 +28,7 @@ pub struct Config {
 pub struct Kernel {
     pub(crate) memory: Arc<CardMemory>,
     pub(crate) platform: Arc<dyn Platform>,
+    pub(crate) topology: Topology,
     pub(crate) cores: Cores,
     pub(crate) node: u16,
     state: Mutex<State>,
@@ -45,7 +47,8 @@ impl Kernel {
         Arc::new_cyclic(|me| Self {
             memory: config.memory,
             platform: config.platform,
-            cores: Cores::new(config.cores),
+            topology: config.topology,
+            cores: Cores::new(config.topology.processors()),
             node: config.node,
             state: Mutex::new(state),
             me: me.clone(),

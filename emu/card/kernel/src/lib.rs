@@ -32,6 +32,7 @@ pub mod elf;
 mod exec;
 mod exit;
 mod futex;
+mod guarded;
 mod host;
 mod info;
 mod jobs;

@@ -14,7 +14,7 @@ use snaprig_card_driver::clock::monotonic;
 use snaprig_card_platform::{Cpu, Exit, PlatformError};
 
 use crate::{
-    dispatch, exit,
+    dispatch, exit, guarded,
     kernel::Kernel,
     mm::Fault,
     park,
@@ -84,6 +84,8 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             } => {
                 page_fault(&mut state, *tid, address, write, execute);
             }
+            // Of an address that no memory could be at.
+            Exit::Exception { vector: 13, .. } if guarded::give_up(&mut state, *tid) => {}
             Exit::Exception { vector, .. } => {
                 let (signal, code) = exception(vector);
                 let info = Info::fault(signal, code, regs.rip);
@@ -127,6 +129,9 @@ fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: b
         Err(Fault::NoPage) => (libc::SIGBUS, signal::BUS_ADRERR),
         Err(Fault::Full) => return out_of_memory(state, pid),
     };
+    if guarded::give_up(state, tid) {
+        return;
+    }
     send::force(state, tid, Info::fault(signal, code, address));
 }
 

@@ -33,12 +33,32 @@ const fn iowr<T>(number: u32) -> u32 {
     3 << 30 | (size_of::<T>() as u32) << 16 | (b's' as u32) << 8 | number
 }
 
+/// `_IO('s', number)`.
+const fn io(number: u32) -> u32 {
+    (b's' as u32) << 8 | number
+}
+
 /// scif_bind(3); the argument is the port, of 64 bits.
 pub const BIND: u32 = iowr::<u64>(1);
 /// scif_listen(3); the backlog is the argument itself.
 pub const LISTEN: u32 = 0x4004_7302;
 /// scif_accept(3), its second half: the file that it is made on becomes [`Accept::endpoint`].
 pub const ACCEPT_CLAIM: u32 = iowr::<u64>(5);
+/// Not of `scif_ioctl.h`: the program takes lanes, on connections that are made or accepted through this file.
+pub const WILLING: u32 = io(32);
+/// Not of `scif_ioctl.h`: who waits for lanes is to look again: one of these.
+pub const RING: u32 = io(33);
+/// The peer, for bytes.
+pub const RING_READABLE: i32 = 0;
+/// The peer, for room.
+pub const RING_WRITABLE: i32 = 1;
+/// Who waits for this endpoint.
+pub const RING_OWN: i32 = 2;
+/// Not of `scif_ioctl.h`: waits until its lanes have bytes for this memory (POLLIN as the flags), or room for what is in it
+/// (POLLOUT), or end. A [`Message`].
+pub const WAIT: u32 = iowr::<Message>(34);
+/// The offset at which mmap(2) maps the lanes of a connection, of which nothing else can be there; ENXIO: it has none.
+pub const LANES: u64 = 1 << 63;
 /// scif_fence_wait(3); the mark is the argument itself.
 pub const FENCE_WAIT: u32 = iowr::<u32>(16);
 

@@ -7,6 +7,7 @@ pub mod coi;
 pub mod scif;
 pub mod sim;
 pub mod snapify;
+pub mod snapify_io;
 pub mod verbs;
 
 use crate::Bench;
@@ -20,5 +21,6 @@ pub static ALL: &[&dyn Bench] = &[
     &coi::BENCH,
     &scif::BENCH,
     &snapify::BENCH,
+    &snapify_io::BENCH,
     &verbs::BENCH,
 ];

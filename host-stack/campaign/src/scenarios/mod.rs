@@ -3,6 +3,7 @@
 pub mod ckpt_ib;
 pub mod coord;
 pub mod migration;
+pub mod oversubscribe;
 pub mod plugins;
 pub mod scif;
 pub mod verbs;
@@ -20,6 +21,7 @@ pub static ALL: &[Entry] = &[
     Entry::new(&plugins::Plugins, 12),
     Entry::new(&migration::Migration, 20),
     Entry::new(&ckpt_ib::CkptIb, 9),
+    Entry::new(&oversubscribe::Oversubscribe, 16),
 ];
 
 /// All of them, as campaigns and `snaprig repro` know them.

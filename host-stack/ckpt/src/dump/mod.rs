@@ -18,7 +18,7 @@ use procfs::process::{Process as Proc, Stat};
 use snaprig_resources::event::Reporter;
 use snaprig_resources::{
     board::Board,
-    clock,
+    clocks::Clocks,
     collected::Collected,
     error::Result,
     memory::shared::Shared,
@@ -29,8 +29,9 @@ use snaprig_resources::{
     state::{Area, Backing, Process, Tree},
 };
 use snaprig_tracee::{
-    freeze::{self, Frozen, HeldProcess},
-    memory,
+    descriptors::me,
+    freeze::{Frozen, HeldProcess},
+    memory, tree,
 };
 
 use crate::locks;
@@ -55,17 +56,16 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Of all descendants of a process.
+    /// Of all processes of this one's tree.
     pub fn look(
-        ancestor: pid_t,
         (purpose, has_own_ipc): (Purpose, bool),
         named: &mut Named,
         owned: &Owned,
     ) -> Result<Self> {
-        let (mut flags, pids) = (Vec::new(), freeze::descendants(ancestor)?);
+        let (mut flags, pids) = (Vec::new(), tree::processes()?);
         let resources = snaprig_resources::all(&Reporter::default());
         for pid in &pids {
-            let looked = refused::check(*pid, ancestor, &resources, named, owned)?;
+            let looked = refused::check(*pid, &resources, named, owned)?;
             // One that has ended has none.
             if let Some(Ok(found)) = looked.map(Flags::read) {
                 refused::flags(*pid, &found)?;
@@ -73,7 +73,6 @@ impl Survey {
             }
         }
         let tree = Running {
-            ancestor,
             pids: &pids,
             purpose,
             has_own_ipc,
@@ -163,17 +162,18 @@ pub fn describe(
     let (mut collected, mut nameless) = (Collected::default(), Vec::new());
     let sharing = before.flags.iter().filter(|(_, flags)| flags.shares);
     let sharing = sharing.map(|(pid, _)| *pid).collect();
-    let mut processes = Vec::new();
+    let (mut processes, clocks) = (Vec::new(), Clocks::now());
     let none = Flags::default();
     for held in &mut frozen.processes {
         let stat = Proc::new(held.pid)?.stat()?;
         let known = before.flags.iter().find(|(pid, _)| *pid == held.pid);
         let flags = known.map_or(&none, |(_, flags)| flags);
         let known = (flags, owned);
-        let mut body = process::describe(held, known, &mut shared, named, &mut nameless)?;
+        let mut body = process::describe(held, known, clocks, &mut shared, named, &mut nameless)?;
         let mut around = TreeContext {
             shared: &mut shared,
             named,
+            clocks,
         };
         let handle = (held.pid, held.handle());
         body.descriptors = collected.add(handle, owned, &mut resources, &mut around)?;
@@ -191,14 +191,20 @@ pub fn describe(
         });
     }
     // Once the first process has ended, it is the parent of those that it has left behind (daemon(3)).
-    let is_in_tree = |pid: pid_t| processes.iter().any(|process| process.pid == pid);
-    let mut tops = processes.iter().filter(|top| !is_in_tree(top.parent));
+    let numbers: BTreeSet<pid_t> = processes.iter().map(|process| process.pid).collect();
+    // A parent of another namespace has no number, and a restarted tree has another process 1.
+    for orphan in processes.iter_mut().filter(|it| it.parent <= 1) {
+        orphan.parent = me();
+    }
+    let mut tops = processes
+        .iter()
+        .filter(|top| !numbers.contains(&top.parent));
     let supervisor = tops.next().map_or(0, |top| top.parent);
     let mut tree = Tree {
         supervisor,
         root,
-        monotonic_nanos: 0,
-        boottime_nanos: 0,
+        monotonic_nanos: clocks.monotonic,
+        boottime_nanos: clocks.boottime,
         vdso: vdso(&frozen.processes, &processes)?,
         processes,
         files: std::mem::take(&mut collected.open),
@@ -221,8 +227,6 @@ pub fn describe(
     for kind in &mut resources {
         kind.contents(&mut tree)?;
     }
-    tree.monotonic_nanos = clock(libc::CLOCK_MONOTONIC);
-    tree.boottime_nanos = clock(libc::CLOCK_BOOTTIME);
     Ok(Described {
         tree,
         shared,

@@ -36,6 +36,7 @@ use crate::faults;
 use libc::pid_t;
 use procfs::process::{LimitValue, Process as Proc, Status};
 use snaprig_resources::{
+    clocks::{self, Clocks, MICROS, SECOND_NANOS},
     error::{Error, Result},
     files::named::Named,
     memory::shared::Shared,
@@ -77,6 +78,8 @@ const GET_REGISTRATIONS: u64 = 1 << 9;
 
 /// What calls of its threads say of a process.
 struct ProcessAnswers {
+    /// When its timers were looked at.
+    clocks: Clocks,
     actions: Vec<[u64; 4]>,
     interval_timers: [[u64; 4]; 3],
     timers: Vec<[u64; 4]>,
@@ -87,10 +90,18 @@ struct ProcessAnswers {
     threads: Vec<AskedThread>,
 }
 
+impl ProcessAnswers {
+    /// A timer's interval and rest, seconds and parts of them each: what was left of it when `then` were read.
+    fn since(&self, then: Clocks, clock: i32, setting: [u64; 4], parts: u64) -> [u64; 4] {
+        clocks::with_left(setting, parts, |left| then.left(clock, left, &self.clocks))
+    }
+}
+
 /// Describes a process; its descriptors are added by others.
 pub fn describe(
     process: &mut HeldProcess,
     before: (&Flags, &Owned),
+    clocks: Clocks,
     shared: &mut Shared,
     named: &mut Named,
     nameless: &mut Vec<(pid_t, u64)>,
@@ -102,10 +113,14 @@ pub fn describe(
     let areas = areas(pid, before, shared, named, nameless)?;
     let timers = timers(pid)?;
     let asked = ask(process, &areas, &timers)?;
-    let set = |setting: &[u64; 4], timer: &PosixTimer| PosixTimer {
-        setting: *setting,
+    let set = asked.timers.iter().zip(&timers);
+    let posix_timers = set.map(|(setting, timer)| PosixTimer {
+        setting: asked.since(clocks, timer.clock, *setting, SECOND_NANOS),
         ..*timer
-    };
+    });
+    let posix_timers = posix_timers.collect();
+    let mut interval_timers = asked.interval_timers;
+    interval_timers[0] = asked.since(clocks, libc::CLOCK_MONOTONIC, interval_timers[0], MICROS);
     let layout = Layout {
         code: (stat.startcode, stat.endcode),
         data: (stat.start_data.unwrap_or(0), stat.end_data.unwrap_or(0)),
@@ -153,13 +168,8 @@ pub fn describe(
             .iter()
             .map(words)
             .collect(),
-        interval_timers: asked.interval_timers,
-        posix_timers: asked
-            .timers
-            .iter()
-            .zip(&timers)
-            .map(|(s, t)| set(s, t))
-            .collect(),
+        interval_timers,
+        posix_timers,
         attributes: asked.attributes,
         oom_score: oom_score.unwrap_or(0),
         core_filter: u32::from_str_radix(
@@ -413,7 +423,8 @@ fn ask_with(
     let data = remote::data(stub.at);
     let timers_at = data + SIGNALS * ACTION_BYTES;
     let interval_at = timers_at + timers.len() as u64 * 32;
-    let subreaper_at = interval_at + 3 * 32;
+    let clocks_at = interval_at + 3 * 32;
+    let subreaper_at = clocks_at + 32;
     if subreaper_at + 16 > data + threads::SLOTS {
         return Err(Error::refused(pid, format!("{} timers", timers.len())));
     }
@@ -431,6 +442,13 @@ fn ask_with(
     }
     for which in 0..3 {
         calls.push(call(libc::SYS_getitimer, [which, interval_at + which * 32]));
+    }
+    for (index, clock) in [libc::CLOCK_MONOTONIC, libc::CLOCK_BOOTTIME]
+        .iter()
+        .enumerate()
+    {
+        let at = clocks_at + index as u64 * 16;
+        calls.push(call(libc::SYS_clock_gettime, [*clock as u64, at]));
     }
     let subreaper = libc::PR_GET_CHILD_SUBREAPER as u64;
     calls.push(call(libc::SYS_prctl, [subreaper, subreaper_at]));
@@ -481,7 +499,12 @@ fn ask_with(
     let is_subreaper = bytes[(subreaper_at - data) as usize];
     let is_there = bytes[(subreaper_at - data) as usize + 8] & 1 != 0;
     attributes.insert(libc::PR_SET_CHILD_SUBREAPER, u64::from(is_subreaper));
+    let [monotonic, monotonic_nanos, boottime, boottime_nanos] = four(clocks_at);
     let asked = ProcessAnswers {
+        clocks: Clocks {
+            monotonic: clocks::nanos([monotonic, monotonic_nanos], SECOND_NANOS),
+            boottime: clocks::nanos([boottime, boottime_nanos], SECOND_NANOS),
+        },
         actions: (0..SIGNALS)
             .map(|index| four(data + index * ACTION_BYTES))
             .collect(),

@@ -22,6 +22,7 @@ use snaprig_tracee::{
     error::Error as TraceeError,
     freeze::HeldProcess,
     trace::has_ended,
+    tree,
 };
 
 use super::areas::Flags;
@@ -36,7 +37,6 @@ const EI_CLASS: usize = 4;
 /// have.
 pub fn check(
     pid: pid_t,
-    supervisor: pid_t,
     resources: &Resources,
     named: &mut Named,
     owned: &Owned,
@@ -58,7 +58,7 @@ pub fn check(
         }
     }
     let Some(tid) = living else { return Ok(None) };
-    match whole(tid, supervisor).and_then(|()| files(tid, resources, named, owned)) {
+    match whole(tid).and_then(|()| files(tid, resources, named, owned)) {
         // It may have been about to end.
         Err(_) if has_ended(tid) => Ok(None),
         Err(error) => Err(error),
@@ -67,10 +67,10 @@ pub fn check(
 }
 
 /// What all threads of a process share.
-fn whole(pid: pid_t, supervisor: pid_t) -> Result<()> {
+fn whole(pid: pid_t) -> Result<()> {
     let of = |pid, name: &str| fs::read_link(format!("/proc/{pid}/ns/{name}")).ok();
     for name in NAMESPACES {
-        let (its, own) = (of(pid, name), of(supervisor, name));
+        let (its, own) = (of(pid, name), of(me(), name));
         if its.is_some() && its != own {
             let what = format!("a namespace of its own ({name})");
             return Err(Error::refused(pid, what));
@@ -80,7 +80,7 @@ fn whole(pid: pid_t, supervisor: pid_t) -> Result<()> {
         let metadata = fs::metadata(format!("/proc/{pid}/root/"));
         metadata.map(|root| (root.dev(), root.ino())).ok()
     };
-    if root(pid).is_some_and(|its| Some(its) != root(supervisor)) {
+    if root(pid).is_some_and(|its| Some(its) != root(me())) {
         return Err(Error::refused(
             pid,
             "a root directory of its own (chroot(2))",
@@ -91,7 +91,7 @@ fn whole(pid: pid_t, supervisor: pid_t) -> Result<()> {
         ("cgroup", "a control group of its own (cgroups(7))"),
         ("attr/current", "a security label of its own"),
     ] {
-        let (its, own) = (says(pid, name), says(supervisor, name));
+        let (its, own) = (says(pid, name), says(tree::first(), name));
         // Who is about to end has left its group already.
         if its.is_some() && its != own {
             return Err(Error::refused(pid, what).for_now());
@@ -130,7 +130,11 @@ fn filter(pid: pid_t, status: &Status) -> Result<()> {
     const FILTER: u32 = libc::SECCOMP_MODE_FILTER;
     match status.seccomp {
         None | Some(0) => Ok(()),
-        Some(FILTER) if filters(status.pid).is_some_and(|its| Some(its) == filters(me())) => Ok(()),
+        Some(FILTER)
+            if filters(status.pid).is_some_and(|its| Some(its) == filters(tree::first())) =>
+        {
+            Ok(())
+        }
         Some(_) => Err(Error::refused(pid, "a seccomp filter of its own")),
     }
 }

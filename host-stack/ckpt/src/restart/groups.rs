@@ -8,6 +8,7 @@ use libc::pid_t;
 use snaprig_resources::groups::{is_on_terminal, is_orphaned, is_there};
 use snaprig_resources::{
     error::{Error, Result},
+    processes::await_end,
     state::{Process, Tree},
 };
 
@@ -100,14 +101,16 @@ pub fn lead(tree: &Tree) {
     }
 }
 
-/// Everybody has joined: helpers end.
-pub fn dismiss(tree: &Tree) {
+/// Everybody has joined: helpers end, before anybody looks at the tree.
+pub fn dismiss(tree: &Tree) -> Result<()> {
     for process in &tree.processes {
         let group = process.group;
         if is_orphaned(tree, group) && group != process.session {
             // SAFETY: kill(2) takes numbers alone; in this PID namespace, which is the tree's, the number is a
             // helper's, or free.
             unsafe { libc::kill(group, libc::SIGKILL) };
+            await_end(group)?;
         }
     }
+    Ok(())
 }

@@ -33,7 +33,7 @@ use snaprig_tracee::{error::Error as TraceeError, trace::Tracee};
 
 pub use self::{
     groups::place,
-    namespaces::{Clocks, Complete, exit_code, run},
+    namespaces::{Complete, exit_code, run},
     staging::Staging,
 };
 pub use snaprig_resources::error::chain;
@@ -41,6 +41,7 @@ use snaprig_resources::event::Reporter;
 use snaprig_resources::{
     self,
     board::Board,
+    clocks::Clocks,
     error::Result,
     huge,
     opened::{self, Carried, Opened},
@@ -155,11 +156,11 @@ impl<'a> Restored<'a> {
         for hidden in self.hidden.drain(..) {
             hidden.show()?;
         }
-        let_go(&self.threads, complete)?;
-        self.runs = true;
         self.resources
             .iter()
-            .for_each(|kind| kind.resume(self.tree));
+            .for_each(|kind| kind.before_it_runs(self.tree));
+        let_go(&self.threads, complete)?;
+        self.runs = true;
         Ok(())
     }
 }
@@ -209,6 +210,7 @@ fn open(
 ) -> Result<Opened> {
     let mut opened = Opened::new(tree);
     opened.carried = carried;
+    opened.clocks = namespaces::keeps_time().then(|| Clocks::of(tree));
     for kind in &mut *resources {
         kind.open(tree, &mut opened, board)?;
     }
@@ -268,7 +270,7 @@ fn grow(
     }
     let mut kinds = resources.iter();
     kinds.try_for_each(|kind| kind.finish(tree, opened))?;
-    groups::dismiss(tree);
+    groups::dismiss(tree)?;
     for process in &tree.processes {
         if let Some(signal) = process.stopped {
             // SAFETY: kill(2) takes numbers alone; in this PID namespace, which is the tree's, the number is nobody

@@ -20,7 +20,7 @@ use std::{
 
 use libc::pid_t;
 use snaprig_resources::error::{Error, Result};
-use snaprig_resources::event::Reporter;
+use snaprig_resources::{clocks::Clocks, event::Reporter};
 
 /// CLONE_NEWTIME (linux/sched.h).
 const NEWTIME: i32 = 0x80;
@@ -29,13 +29,12 @@ const SYS_ADMIN: u32 = 21;
 const SYS_TIME: u32 = 25;
 const USERS: &str = "a user namespace (is kernel.unprivileged_userns_clone 0?)";
 
-/// What the clocks of the tree showed, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct Clocks {
-    /// CLOCK_MONOTONIC.
-    pub monotonic: u64,
-    /// CLOCK_BOOTTIME.
-    pub boottime: u64,
+/// Whether the clocks of this process, and of its children, are those of the tree that it restarts.
+static KEEPS_TIME: AtomicBool = AtomicBool::new(false);
+
+/// As [`KEEPS_TIME`].
+pub fn keeps_time() -> bool {
+    KEEPS_TIME.load(Ordering::Relaxed)
 }
 
 /// The numbers that a tree has from outside.
@@ -148,6 +147,7 @@ fn make(
     if unshare(NEWTIME, "a time namespace").is_ok() {
         // Without, deadlines of the tree pass when the clock gets there: sooner or later than they should.
         set_clocks(clocks)?;
+        KEEPS_TIME.store(true, Ordering::Relaxed);
     }
     // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
     let first = unsafe { libc::fork() };

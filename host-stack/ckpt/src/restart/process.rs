@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{rebuilding::Rebuilding, staging::Staging, threads};
+use super::{rebuilding::Rebuilding, staging::Staging, threads, timers::left_by_now};
 use crate::{
     dump::{SIGNALS, code_among, credentials as credentials_of},
     faults,
@@ -107,7 +107,7 @@ pub fn finish(
     for (tracee, thread) in all.iter().zip(&growing.body.threads) {
         growing.set_thread(tracee, thread, &own, drops_privileges)?;
     }
-    growing.make_timers()?;
+    growing.make_timers(opened.clocks)?;
     growing.limit()?;
     growing.lock()?;
     let at = syscall_instruction(pid, &code_among(&growing.body.areas))?;
@@ -233,7 +233,11 @@ impl Rebuilding<'_> {
             }
         }
         for (which, timer) in body.interval_timers.iter().enumerate() {
-            let timer = data.put_words(timer);
+            let timer = match opened.clocks {
+                Some(then) if which == libc::ITIMER_REAL as usize => left_by_now(*timer, then),
+                _ => *timer,
+            };
+            let timer = data.put_words(&timer);
             calls.push(call(libc::SYS_setitimer, [which as u64, timer, 0]));
         }
         let is_new =

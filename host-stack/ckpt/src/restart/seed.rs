@@ -25,6 +25,7 @@ use snaprig_resources::{
     error::{Error, Result, chain},
     files::enter,
     opened::{Opened, damaged, owned, path_of},
+    processes::await_end,
     resource::Resources,
     state::{Body, Descriptor, OpenFile, Process, Tree},
 };
@@ -38,7 +39,7 @@ use super::{
 /// Longest message of a process that cannot be planted.
 const MESSAGE_MAX: usize = 2000;
 
-/// Makes all processes of a tree; returns when each of them waits.
+/// Makes all processes of a tree; returns when each of them waits, or has ended if it had.
 pub fn plant(
     tree: &Tree,
     opened: &mut Opened,
@@ -68,6 +69,10 @@ pub fn plant(
     let living = tree.processes.iter().filter(|one| one.zombie.is_none());
     let count = living.count();
     hear(&mut reader, count)?;
+    // Who has ended already says nothing, and until it has is as this process is: no checkpoint must find it so.
+    for process in tree.processes.iter().filter(|one| one.zombie.is_some()) {
+        await_end(process.pid)?;
+    }
     told.write_all(&vec![0; count])
         .map_err(|source| Error::io("pipe", source))?;
     hear(&mut reader, count)

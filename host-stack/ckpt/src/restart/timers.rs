@@ -1,6 +1,7 @@
-//! POSIX timers (timer_create(2)), with the numbers that they had.
+//! Timers of a process: those of timer_create(2), with the numbers that they had, and of setitimer(2).
 
 use snaprig_resources::{
+    clocks::{self, Clocks, MICROS, SECOND_NANOS},
     error::{Error, Result},
     growing::Data,
     opened::damaged,
@@ -15,8 +16,9 @@ const PR_TIMER_CREATE_RESTORE_IDS: u64 = 77;
 const NUMBERS_MAX: i32 = 1 << 14;
 
 impl Rebuilding<'_> {
-    /// Makes the timers of a process and sets them; its threads are there.
-    pub fn make_timers(&self) -> Result<()> {
+    /// Makes the timers of a process and sets them; its threads are there. `then`: what the tree's clocks showed, if they
+    /// go on from there.
+    pub fn make_timers(&self, then: Option<Clocks>) -> Result<()> {
         let mut timers = self.body.posix_timers.clone();
         if timers.is_empty() {
             return Ok(());
@@ -27,7 +29,7 @@ impl Rebuilding<'_> {
         let takes = remote.calls(self.stub, self.process.pid, &[restore(1)])?;
         let takes_numbers = takes == [0];
         for timer in &timers {
-            self.make_timer(timer, takes_numbers)?;
+            self.make_timer(timer, takes_numbers, then)?;
         }
         if takes_numbers {
             self.make("timers", &[restore(0)])?;
@@ -35,7 +37,12 @@ impl Rebuilding<'_> {
         Ok(())
     }
 
-    fn make_timer(&self, timer: &PosixTimer, takes_numbers: bool) -> Result<()> {
+    fn make_timer(
+        &self,
+        timer: &PosixTimer,
+        takes_numbers: bool,
+        then: Option<Clocks>,
+    ) -> Result<()> {
         if timer.id < 0 || (!takes_numbers && timer.id >= NUMBERS_MAX) {
             return Err(damaged("a timer with a number that cannot be had"));
         }
@@ -46,7 +53,16 @@ impl Rebuilding<'_> {
         let event = [timer.value, kind, timer.thread as u32 as u64, 0, 0, 0, 0, 0];
         let event = data.put_words(&event);
         let number = data.put(&timer.id.to_ne_bytes());
-        let setting = data.put_words(&timer.setting);
+        let (setting, flags) = match then.and_then(|then| then.show(timer.clock)) {
+            Some(then) => {
+                // When it goes off, instead of what is left of it.
+                let deadline = |left| then.saturating_add(left);
+                let setting = clocks::with_left(timer.setting, SECOND_NANOS, deadline);
+                (setting, libc::TIMER_ABSTIME)
+            }
+            None => (timer.setting, 0),
+        };
+        let setting = data.put_words(&setting);
         data.write(pid)?;
         let create = call(libc::SYS_timer_create, [timer.clock as u64, event, number]);
         loop {
@@ -68,7 +84,15 @@ impl Rebuilding<'_> {
                 return Err(damaged("timers with the same number"));
             }
         }
-        let set = call(libc::SYS_timer_settime, [timer.id as u64, 0, setting, 0]);
+        let number = timer.id as u64;
+        let set = call(libc::SYS_timer_settime, [number, flags as u64, setting, 0]);
         self.make("timers", &[set])
     }
+}
+
+/// What is left by now of the timer of setitimer(2) that counts real time; it takes no other setting. Whose time has come
+/// goes off at once.
+pub fn left_by_now(setting: [u64; 4], then: Clocks) -> [u64; 4] {
+    let gone_by = Clocks::now().monotonic.saturating_sub(then.monotonic);
+    clocks::with_left(setting, MICROS, |left| left.saturating_sub(gone_by).max(1))
 }

@@ -337,6 +337,11 @@ impl Graph {
         });
     }
 
+    /// Whether a range is valid on the host for as long as an operation of somebody's looks at it there, whoever writes to it.
+    pub fn stays_on_host(&self, id: OpId, buffer: BufferId, range: &Range<u64>) -> bool {
+        self.busy(id, buffer, range).contains(&Place::Host)
+    }
+
     /// Where a buffer of OpenCL's kind is in use: there it stays valid.
     fn busy(&self, id: OpId, buffer: BufferId, range: &Range<u64>) -> BTreeSet<Place> {
         let mut busy = BTreeSet::new();

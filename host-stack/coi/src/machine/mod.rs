@@ -204,9 +204,27 @@ impl Machine {
         self.gone.then(|| self.death())
     }
 
+    /// Whether somebody waits for the process: with a call, a transfer, a run function, sent or not, or for its end.
+    pub fn is_wanted(&self) -> bool {
+        let regions = [&self.lifecycle, &self.rdma].into_iter();
+        let inside = regions.map(|region| region.inside + region.waiting.len());
+        // The marker of a pause is nobody's call.
+        let in_command = self.in_command.is_some() && self.pause < Pause::Marker;
+        let mut pipelines = self.pipelines.iter();
+        inside.sum::<usize>() > 0
+            || in_command
+            || !(self.commands.is_empty() && self.enders.is_empty())
+            || pipelines.any(|one| one.in_flight.is_some() || !one.queue.is_empty())
+    }
+
     /// Between the beginning of a pause and resume.
     pub fn is_paused(&self) -> bool {
         self.pause != Pause::No
+    }
+
+    /// Whether it is ended on purpose, for its snapshot to go on elsewhere.
+    pub fn is_swapped_out(&self) -> bool {
+        self.swapped_out
     }
 
     /// Lets a caller into a region at once, as [`Input::Enter`] would; false if it has to come with a ticket.

@@ -71,6 +71,27 @@ fn who_passes_without_a_ticket_is_waited_for_and_nobody_passes_a_pause() {
 }
 
 #[test]
+fn a_process_is_wanted_by_calls_transfers_and_run_functions_wherever_it_is() {
+    let mut machine = Machine::new(1, 7);
+    machine.handle(Input::AddPipeline(0), NOW);
+    assert!(!machine.is_wanted());
+    assert!(machine.pass(Region::Rdma) && machine.is_wanted());
+    assert!(machine.leave(Region::Rdma) && !machine.is_wanted());
+    machine.handle(Input::Command(1, Command::Windows), NOW);
+    assert!(machine.is_wanted());
+    machine.handle(Input::Answer(0, Answer::Done), NOW);
+    assert!(!machine.is_wanted());
+    // Nor does a pause want it, or a process that is out; who calls that does.
+    machine.handle(Input::Pause(2), NOW);
+    assert!(!machine.is_wanted());
+    machine.handle(Input::Answer(0, Answer::Done), NOW);
+    assert!(!machine.is_wanted());
+    machine.handle(Input::Run(3, 0, function()), NOW);
+    assert!(machine.is_wanted());
+    assert!(paused().is_wanted());
+}
+
+#[test]
 fn nobody_passes_a_process_that_is_gone_or_those_who_wait() {
     let mut machine = paused();
     machine.handle(Input::Enter(4, Region::Rdma), NOW);

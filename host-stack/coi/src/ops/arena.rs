@@ -1,11 +1,12 @@
 //! Memory that buffers are in: memory of the host that is a window of each process's connection, the
-//! windows of the processes, and RMA between them (paper section 2). A large buffer has one to
-//! itself, small ones share one ([`super::slots`]).
+//! windows of the processes, and RMA between them, or between these and the caller's memory (paper
+//! section 2). A large buffer has one to itself, small ones share one ([`super::slots`]).
 //!
 //! What must stay true: the host's windows and the cards' are those of the connections of now; a
 //! transfer is inside the region [`Region::Rdma`] of its process for as long as it lasts.
 
 use std::{
+    io,
     ops::Range,
     sync::{Arc, Mutex, Weak},
 };
@@ -13,9 +14,10 @@ use std::{
 use snaprig_offload_wire::coi::{Answer, Command};
 use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
 
-use super::{addresses::Address, evict};
+use super::{Foreign, addresses::Address, evict};
 use crate::{
     CoiError, Process, descriptors,
+    gate::Gate,
     machine::Region,
     process::{Inner, lock, next_id},
 };
@@ -38,7 +40,9 @@ pub(crate) enum Kind {
 pub(crate) enum Room {
     /// It is an error.
     Find,
-    /// What is idle is moved to the host, if that is enough ([`evict`]).
+    /// Other processes may leave it ([`crate::gate`]).
+    Ask,
+    /// What is idle is moved to the host, if that is enough ([`evict`]); else the same.
     Make,
 }
 
@@ -116,7 +120,8 @@ impl Arena {
     ) -> Result<Arc<Self>, CoiError> {
         let out_of_memory = || CoiError::NoMemory("a buffer");
         let len = usize::try_from(bytes).map_err(|_| out_of_memory())?;
-        let memory = descriptors::with_room(|| SharedMemory::placed(len, fixed));
+        let memory =
+            descriptors::with_room(|| SharedMemory::placed(len, fixed), io::Error::raw_os_error);
         let home = |process: &Process| Home {
             id: process.id(),
             process: Arc::downgrade(&process.0),
@@ -138,6 +143,11 @@ impl Arena {
         Ok(arena)
     }
 
+    /// How large it is.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// A page that is a process's in name.
     #[cfg(test)]
     pub fn without_card(process: &Process) -> Arc<Self> {
@@ -155,14 +165,21 @@ impl Arena {
     }
 
     /// A process gets memory for it, zero at first. If it has too little, what is idle there may have to
-    /// make room.
+    /// make room, and then other processes.
     pub fn enter(self: &Arc<Self>, process: &Arc<Inner>, room: Room) -> Result<(), CoiError> {
+        let engine = &process.place().engine;
+        let make_room = || room == Room::Make && evict::make_room(process, self.bytes);
+        let mut gate = Gate::new(Some(process.id), self.bytes);
         loop {
+            // What is idle here leaves before others do.
+            if gate.is_closed(engine) && make_room() {
+                continue;
+            }
+            if room != Room::Find {
+                gate.open(engine, "a buffer")?;
+            }
             match self.move_in(process) {
-                Err(error)
-                    if error.is_out_of_memory()
-                        && room == Room::Make
-                        && evict::make_room(process, self.bytes) => {}
+                Err(error) if error.is_out_of_memory() && (make_room() || gate.is_open()) => {}
                 entered => return entered,
             }
         }
@@ -284,5 +301,23 @@ impl Arena {
             libc::ECONNRESET | libc::ENODEV | libc::EIO => process.broken(),
             _ => error.into(),
         })
+    }
+
+    /// The same between the caller's memory and a process. False: it has to be a transfer, which also says what is wrong.
+    pub fn copy(
+        &self,
+        process: u64,
+        range: &Range<u64>,
+        memory: Foreign,
+        write: bool,
+    ) -> Result<bool, CoiError> {
+        let home = self.home(process)?;
+        let process = self.process(process)?;
+        // As for a transfer.
+        let _pass = process.enter(Region::Rdma)?;
+        let card = lock(&home.windows).card + range.start as i64;
+        let len = memory.len().min(range.end - range.start);
+        // SAFETY: whoever made `memory` has promised that so many bytes may be used until the operation is complete.
+        Ok(unsafe { process.dma().copy(memory.pointer(), len, card, write) })
     }
 }

@@ -225,6 +225,18 @@ impl Body {
         }
     }
 
+    /// Memory of the caller's to a process, or the way back, past the host's copy. False: that cannot be, for now.
+    pub fn copy_directly(
+        &self,
+        process: u64,
+        at: u64,
+        memory: Foreign,
+        write: bool,
+    ) -> Result<bool, CoiError> {
+        let (arena, place) = self.place(&(at..at + memory.len()));
+        arena.copy(process, &place, memory, write)
+    }
+
     /// RMA of a range from the host to a process.
     pub fn send(&self, process: u64, range: &Range<u64>, staged: bool) -> Result<(), CoiError> {
         self.load(range, staged);

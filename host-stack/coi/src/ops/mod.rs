@@ -15,6 +15,7 @@ mod addresses;
 mod arena;
 mod body;
 mod buffer;
+mod direct;
 mod events;
 mod evict;
 mod foreign;

@@ -1,9 +1,9 @@
 //! The steps of an operation, done: RMA between the host and processes, copies on the host. Steps that
-//! move neighbours are one transfer.
+//! move neighbours are one transfer, or where the host's copy need not see the bytes, one copy ([`super::direct`]).
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use super::{Arena, Body, Payload, Piece, Runtime, arena::Room, kinds};
+use super::{Arena, Body, Payload, Piece, Runtime, arena::Room, direct::Pairs, kinds};
 use crate::{
     CoiError,
     graph::{Input, OpId, Step},
@@ -27,7 +27,7 @@ struct Transfer {
 impl Runtime {
     /// The steps of an operation are done; or there is no room for one of its buffers, and might be.
     pub(super) fn moved(&self, id: OpId, steps: &[Step], payload: &Payload) -> Input {
-        match self.move_bytes(steps, payload) {
+        match self.move_bytes(id, steps, payload) {
             Err(error) if error.is_out_of_memory() && self.could_enter(steps) => {
                 Input::NoRoom(id, error)
             }
@@ -57,9 +57,20 @@ impl Runtime {
     }
 
     /// The steps of one operation, one after the other.
-    pub(super) fn move_bytes(&self, steps: &[Step], payload: &Payload) -> Result<(), CoiError> {
+    fn move_bytes(&self, id: OpId, steps: &[Step], payload: &Payload) -> Result<(), CoiError> {
         let mut moves: Option<Moves> = None;
-        for step in steps {
+        let mut pairs = Pairs::of(steps);
+        for (at, step) in steps.iter().enumerate() {
+            if pairs.is_done(at) {
+                continue;
+            }
+            if let Some(pair) = pairs.pair(at) {
+                moves.take().map_or(Ok(()), Moves::make)?;
+                if self.move_directly(id, &pair, payload)? {
+                    pairs.finish(&pair);
+                    continue;
+                }
+            }
             let (process, send, buffer, range, staged) = match step {
                 Step::ToProcess {
                     process,

@@ -150,7 +150,7 @@ pub(crate) fn keep(process: &Process, bytes: u64, kind: Kind, now: bool) -> Resu
     let missing = bytes.saturating_sub(has).next_multiple_of(PAGE);
     if now && missing > 0 {
         let arena =
-            Arena::create(processes, missing, kind, Room::Find).map_err(|error| {
+            Arena::create(processes, missing, kind, Room::Ask).map_err(|error| {
                 match error.is_out_of_memory() {
                     true => CoiError::Exhausted(format!(
                         "the card has no room for {missing} bytes of buffers"

@@ -3,6 +3,7 @@
 
 use std::{
     io::Write,
+    mem::take,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -21,12 +22,19 @@ use snaprig_wire::frame;
 use super::{Inner, Links, Place, Process};
 use crate::{
     CoiError, Engine,
+    gate::Gate,
     libraries::{self, File, MemoryLibrary, Search},
     ops,
 };
 
+/// Stacks and heap of a process that has just begun.
+const STACKS_BYTES: u64 = 4 << 20;
+
 /// Takes what a process writes: 1 standard output, 2 standard error.
 pub type ProxySink = Arc<dyn Fn(u8, &[u8]) + Send + Sync>;
+
+/// Is told that a process ended by a signal that nobody asked for: its name, and what is known.
+pub type CrashSink = Arc<dyn Fn(&str, &CoiError) + Send + Sync>;
 
 /// The program that a process is made of, and how.
 #[derive(Clone, Default)]
@@ -43,6 +51,8 @@ pub struct ProcessOptions {
     pub env: Vec<String>,
     /// Where its output goes; `None`: nowhere.
     pub proxy: Option<ProxySink>,
+    /// Who is told if it crashes; `None`: only those who wait for it.
+    pub crash: Option<CrashSink>,
     /// Directories of libraries, `:` between them; `None`: SINK_LD_LIBRARY_PATH of the host process.
     pub library_path: Option<String>,
     /// Libraries to load before all others (SINK_LD_PRELOAD).
@@ -201,6 +211,12 @@ pub(super) fn watch(engine: &Engine) -> Result<Endpoint, CoiError> {
     Ok(watch)
 }
 
+/// Memory of a card that a process takes at least: its files are in the card's file system, and mapped.
+fn footprint(options: &ProcessOptions, files: &[File]) -> u64 {
+    let libraries: usize = files.iter().map(|file| file.bytes.len()).sum();
+    2 * (options.binary.len() + libraries) as u64 + STACKS_BYTES
+}
+
 impl Process {
     /// Makes a process of a program in memory (COIProcessCreateFromMemory).
     pub fn create(
@@ -210,7 +226,7 @@ impl Process {
         arguments: Vec<String>,
         env: Vec<String>,
     ) -> Result<Self, CoiError> {
-        let options = ProcessOptions {
+        let mut options = ProcessOptions {
             name: name.into(),
             binary,
             arguments,
@@ -220,20 +236,36 @@ impl Process {
         // The card says what is wrong with a program that is none.
         match options.binary.starts_with(b"\x7fELF") {
             true => Self::create_with(engine, options),
-            false => Self::make(engine, options, Vec::new()),
+            false => Self::make(engine, &mut options, &mut Vec::new()),
         }
     }
 
     /// Makes a process, with the libraries that its program needs (COIProcessCreateFromMemory).
-    pub fn create_with(engine: &Engine, options: ProcessOptions) -> Result<Self, CoiError> {
-        let files = shipped(&options)?;
-        Self::make(engine, options, files)
+    pub fn create_with(engine: &Engine, mut options: ProcessOptions) -> Result<Self, CoiError> {
+        let space = options.initial_buffer_space;
+        let mut files = shipped(&options)?;
+        let mut gate = Gate::new(None, footprint(&options, &files));
+        let process = loop {
+            gate.open(engine, "an offload process")?;
+            match Self::make(engine, &mut options, &mut files) {
+                Err(error) if error.is_out_of_memory() && gate.is_open() => {}
+                made => break made?,
+            }
+        };
+        drop(gate);
+        if let Err(error) = process.keep_buffer_space(space, false, true) {
+            // Who is told that there is no process finds no memory taken by one; if the card is lost, so is the process.
+            let _ = process.destroy(Duration::ZERO);
+            return Err(error);
+        }
+        Ok(process)
     }
 
+    /// Makes one without memory for buffers. What it is made of is the process's then; if there is none, the caller's still.
     fn make(
         engine: &Engine,
-        mut options: ProcessOptions,
-        files: Vec<File>,
+        options: &mut ProcessOptions,
+        files: &mut Vec<File>,
     ) -> Result<Self, CoiError> {
         let _inside = checkpoint::enter();
         if options.binary.len() as u64 > BINARY_BYTES_MAX || files.len() > LIBRARIES_MAX {
@@ -243,9 +275,7 @@ impl Process {
         }
         let control = engine.connect_daemon()?;
         let first = std::iter::once(options.name.clone());
-        let argv = first
-            .chain(std::mem::take(&mut options.arguments))
-            .collect();
+        let argv = first.chain(options.arguments.iter().cloned()).collect();
         let mut contents = vec![&options.binary[..]];
         contents.extend(files.iter().map(|file| &file.bytes[..]));
         let cargo = Cargo::load(&control, &contents)?;
@@ -257,7 +287,7 @@ impl Process {
             window: windows[0],
             argv,
             // Where the libraries are the daemon tells the loader.
-            env: with_preload(std::mem::take(&mut options.env), &options.preload)
+            env: with_preload(options.env.clone(), &options.preload)
                 .into_iter()
                 .chain(crate::quiesce::switch())
                 .collect(),
@@ -296,17 +326,10 @@ impl Process {
             port,
             path,
         };
-        let space = options.initial_buffer_space;
-        let inner = Inner::new(place, links, options, files, watch);
+        let inner = Inner::new(place, links, take(options), take(files), watch);
         ops::add_process(&inner);
         inner.listen();
         inner.watch_the_rig();
-        let process = Self(inner);
-        if let Err(error) = process.keep_buffer_space(space, false, true) {
-            // Who is told that there is no process finds no memory taken by one; if the card is lost, so is the process.
-            let _ = process.destroy(Duration::ZERO);
-            return Err(error);
-        }
-        Ok(process)
+        Ok(Self(inner))
     }
 }

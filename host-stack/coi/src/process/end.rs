@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use snaprig_offload_wire::coi::{Command, Exit, ToDaemon};
 
-use super::Process;
+use super::{Inner, Place, Process};
 use crate::{CoiError, machine::Region};
 
 impl Process {
@@ -36,7 +36,27 @@ impl Process {
             ended => return ended,
         }
         let control = self.0.lock().links.control.clone();
+        self.0.killed.store(true, Ordering::Relaxed);
         control.send_message(&ToDaemon::Destroy)?;
         self.wait(None)
+    }
+}
+
+impl Inner {
+    /// It ended by a signal: whoever is told of crashes is told, if it is one.
+    pub(super) fn ended_by(&self, signal: i32) {
+        let Some(crash) = self.crash.as_ref() else {
+            return;
+        };
+        let meant = self.killed.load(Ordering::Relaxed) || self.lock().machine.is_swapped_out();
+        if !meant {
+            let Place { engine, pid, .. } = self.place();
+            let error = CoiError::ProcessDied {
+                pid,
+                node: engine.node(),
+                exit: Exit::Signal(signal),
+            };
+            crash(&self.name, &error);
+        }
     }
 }

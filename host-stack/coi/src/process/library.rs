@@ -28,7 +28,7 @@ pub struct Library(pub u64);
 pub struct LibraryOptions {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// The name that it is to have; `None`: its DT_SONAME.
+    /// The name that it is to have, without its directories; `None`: its DT_SONAME.
     pub name: Option<String>,
     /// The file that it is of.
     pub origin: Option<PathBuf>,
@@ -55,6 +55,13 @@ impl LibraryOptions {
     }
 }
 
+/// The name of the file alone: by that, the process's loader finds what a library needs.
+fn base_name(name: &str) -> Result<String, CoiError> {
+    let name_only = Path::new(name).file_name().and_then(|name| name.to_str());
+    let nameless = || CoiError::Mismatch(format!("`{name}` is no name for a library"));
+    name_only.map(str::to_owned).ok_or_else(nameless)
+}
+
 /// Puts a library where the process's loader looks: it reads LD_LIBRARY_PATH once, at its start.
 fn make_found(file: &mut File) {
     let path = Path::new(&file.path);
@@ -71,12 +78,20 @@ fn make_found(file: &mut File) {
 }
 
 impl Process {
-    /// Loads a library. One that is loaded already is [`CoiError::LibraryLoaded`].
+    /// Loads a library. One that is loaded already is [`CoiError::LibraryLoaded`], and so is another one of its
+    /// name: the process's loader would take the first for it.
     pub fn load_library(&self, options: LibraryOptions) -> Result<Library, CoiError> {
         let soname = libraries::soname(&options.bytes);
         let name = options.name.clone().or(soname).ok_or_else(|| {
             CoiError::Mismatch("the library has no DT_SONAME and was given no name".into())
         });
+        let name = name.and_then(|name| base_name(&name));
+        let loaded = lock(&self.0.libraries)
+            .iter()
+            .find_map(|(number, other)| (Ok(other) == name.as_ref()).then_some(*number));
+        if let Some(number) = loaded {
+            return Err(CoiError::LibraryLoaded(number));
+        }
         // That it is none at all is the better error.
         let what = name.clone().unwrap_or_else(|_| "the library".into());
         let search = search(options.library_path.as_deref(), &options.libraries, None);
@@ -93,7 +108,7 @@ impl Process {
             make_found(file);
         }
         files.push(File {
-            path: format!("{LIBRARIES}/{}", name.replace('/', "_")),
+            path: format!("{LIBRARIES}/{name}"),
             bytes: Arc::new(options.bytes),
         });
         let _pass = self.0.enter(Region::Lifecycle)?;
@@ -114,19 +129,18 @@ impl Process {
         };
         let mut brought = lock(&self.0.files);
         for file in files {
-            if !brought.iter().any(|other| other.path == file.path) {
-                brought.push(file);
-            }
+            brought.retain(|other| other.path != file.path);
+            brought.push(file);
         }
-        match lock(&self.0.libraries).insert(number) {
-            true => Ok(Library(number)),
-            false => Err(CoiError::LibraryLoaded(number)),
+        match lock(&self.0.libraries).insert(number, name) {
+            None => Ok(Library(number)),
+            Some(_) => Err(CoiError::LibraryLoaded(number)),
         }
     }
 
     /// Unloads a library.
     pub fn unload_library(&self, library: Library) -> Result<(), CoiError> {
-        if !lock(&self.0.libraries).remove(&library.0) {
+        if lock(&self.0.libraries).remove(&library.0).is_none() {
             return Err(CoiError::InvalidHandle("no such library is loaded".into()));
         }
         let _pass = self.0.enter(Region::Lifecycle)?;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
-use snaprig_offload_wire::coi::{Channel as Kind, FromDaemon, ToDaemon};
+use snaprig_offload_wire::coi::{Channel as Kind, Exit, FromDaemon, ToDaemon};
 use snaprig_scif::{checkpoint, client::Endpoint};
 
 use super::{Inner, lock};
@@ -130,6 +130,9 @@ impl Inner {
                 let Some(process) = process.upgrade() else {
                     return;
                 };
+                if let Input::Daemon(_, FromDaemon::Exited(Exit::Signal(signal))) = input {
+                    process.ended_by(signal);
+                }
                 process.handle(input);
                 if last {
                     return;

@@ -27,7 +27,7 @@ use snaprig_scif::client::Endpoint;
 
 pub(crate) use self::links::Links;
 pub use self::{
-    create::{ProcessOptions, ProxySink, dependencies, to_own_output},
+    create::{CrashSink, ProcessOptions, ProxySink, dependencies, to_own_output},
     library::{Library, LibraryOptions},
     notify::{Notification, NotificationId, NotificationKind, NotificationSink},
 };
@@ -88,11 +88,14 @@ pub struct Status {
 
 pub(crate) struct Inner {
     pub id: u64,
+    /// The host process that has made it: a child of fork(2) knows of it, and has no part in it.
+    pub owner: u32,
     pub name: String,
     pub binary: Vec<u8>,
     /// Libraries that were brought to the card.
     pub files: Mutex<Vec<File>>,
     pub proxy: Option<ProxySink>,
+    crash: Option<CrashSink>,
     /// What the machine's times are counted from.
     epoch: Instant,
     state: Mutex<State>,
@@ -103,14 +106,16 @@ pub(crate) struct Inner {
     /// One pipeline at a time is made: its number is the smallest that is free.
     making_pipeline: Mutex<()>,
     asked_to_end: AtomicBool,
+    /// The daemon was told to kill it.
+    killed: AtomicBool,
     /// Buffers that are in it, and their memory.
     pub buffers: Mutex<BTreeMap<u64, Arc<Body>>>,
     pub arenas: Mutex<BTreeMap<u64, Arc<Arena>>>,
     pub pools: Pools,
     /// One at a time looks for memory that can be done without.
     pub evicting: Mutex<()>,
-    /// Numbers of the libraries that are loaded.
-    libraries: Mutex<BTreeSet<u64>>,
+    /// Names of the libraries that are loaded, by their numbers.
+    libraries: Mutex<BTreeMap<u64, String>>,
     notifications: Mutex<Notifications>,
     /// Nobody connects to it: its accept ends when the rig does.
     watch: Mutex<Arc<Endpoint>>,
@@ -164,6 +169,19 @@ impl Process {
         self.0.id
     }
 
+    /// Its program's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Memory of buffers that is in it.
+    pub fn buffer_bytes(&self) -> u64 {
+        lock(&self.0.arenas)
+            .values()
+            .map(|arena| arena.bytes())
+            .sum()
+    }
+
     /// The card that it is on.
     pub fn engine(&self) -> Engine {
         self.0.place().engine
@@ -172,6 +190,11 @@ impl Process {
     /// Whether nobody knows of its end.
     pub fn is_alive(&self) -> bool {
         self.0.end_known().is_none()
+    }
+
+    /// Whether something of the program waits for it.
+    pub fn is_wanted(&self) -> bool {
+        self.0.lock().machine.is_wanted()
     }
 
     /// A run function by its name (COIProcessGetFunctionHandles).
@@ -293,14 +316,17 @@ impl Inner {
             binary: options.binary,
             files: Mutex::new(files),
             proxy: options.proxy,
+            crash: options.crash,
             epoch: Instant::now(),
             state: Mutex::new(state),
             order: Mutex::default(),
             changed: Condvar::new(),
             making_pipeline: Mutex::default(),
             asked_to_end: AtomicBool::new(false),
+            killed: AtomicBool::new(false),
             buffers: Mutex::default(),
             arenas: Mutex::default(),
+            owner: std::process::id(),
             pools: Mutex::default(),
             evicting: Mutex::default(),
             libraries: Mutex::default(),

@@ -1,5 +1,6 @@
 //! Both machines over Unix and TCP sockets: one thread each, poll(2), no descriptor that blocks.
 
+mod clock;
 mod locator;
 mod member;
 mod serve;

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use snaprig_peers::{
     Listener,
@@ -18,6 +18,7 @@ use snaprig_peers::{
     token::random,
 };
 
+use super::clock::Clock;
 use crate::{
     Ns,
     coordinator::{Config, ConnectionId, Input, Machine, Output, PEERS_MAX, STRANGERS_MAX},
@@ -107,7 +108,7 @@ struct Server {
     waker: UnixStream,
     committed: mpsc::Receiver<Input>,
     commits: mpsc::Sender<Input>,
-    start: Instant,
+    clock: Clock,
     /// Ends when nobody has been there for a while.
     until_idle: bool,
     /// Since when nobody is there.
@@ -139,14 +140,14 @@ impl Server {
             waker,
             committed,
             commits,
-            start: Instant::now(),
+            clock: Clock::new(),
             until_idle,
             idle: None,
         })
     }
 
     fn now(&self) -> Ns {
-        self.start.elapsed().as_nanos() as Ns
+        self.clock.now()
     }
 
     fn run(mut self) -> io::Result<()> {
@@ -183,18 +184,12 @@ impl Server {
         self.idle.is_some_and(|since| since.elapsed() >= LINGER)
     }
 
-    fn wait(&self) -> io::Result<Ready> {
-        let due = self
-            .machine
-            .deadline()
-            .map(|due| due.saturating_sub(self.now()));
-        let linger = self
-            .idle
-            .map(|since| LINGER.saturating_sub(since.elapsed()).as_nanos() as Ns);
-        let timeout = due.into_iter().chain(linger).min().map(|ns| Timespec {
-            tv_sec: (ns / 1_000_000_000) as i64,
-            tv_nsec: (ns % 1_000_000_000) as i64,
+    fn wait(&mut self) -> io::Result<Ready> {
+        let linger = self.idle.map(|since| {
+            let left = LINGER.saturating_sub(since.elapsed());
+            self.now() + left.as_nanos() as Ns
         });
+        let due = self.machine.deadline().into_iter().chain(linger).min();
         let listens = match self.connections.len() < CONNECTIONS_MAX {
             true => PollFlags::IN,
             false => PollFlags::empty(),
@@ -212,7 +207,7 @@ impl Server {
             let fd = connection.as_fd();
             fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN | writes));
         }
-        match poll(&mut fds, timeout.as_ref()) {
+        match self.clock.poll(&mut fds, due) {
             Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
             other => other?,
         };

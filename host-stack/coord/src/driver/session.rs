@@ -19,7 +19,7 @@ use snaprig_peers::{
     token::random,
 };
 
-use super::locator::Locator;
+use super::{clock::Clock, locator::Locator};
 use crate::{
     Ns,
     member::{Config, Event, Input, Machine, Output},
@@ -63,7 +63,7 @@ pub(super) struct Session {
     ready: Arc<OwnedFd>,
     /// Held whenever this thread does anything but wait in the kernel.
     gate: Arc<Mutex<()>>,
-    start: Instant,
+    clock: Clock,
 }
 
 impl Session {
@@ -87,12 +87,12 @@ impl Session {
             events,
             ready,
             gate,
-            start: Instant::now(),
+            clock: Clock::new(),
         })
     }
 
     fn now(&self) -> Ns {
-        self.start.elapsed().as_nanos() as Ns
+        self.clock.now()
     }
 
     /// Until nobody gives commands any more.
@@ -121,14 +121,8 @@ impl Session {
     }
 
     /// Nothing is locked or allocated meanwhile.
-    fn wait(&self, working: MutexGuard<'_, ()>) {
-        let timeout = self.machine.deadline().map(|due| {
-            let ns = due.saturating_sub(self.now());
-            Timespec {
-                tv_sec: (ns / 1_000_000_000) as i64,
-                tv_nsec: (ns % 1_000_000_000) as i64,
-            }
-        });
+    fn wait(&mut self, working: MutexGuard<'_, ()>) {
+        let due = self.machine.deadline();
         let woken = || PollFd::new(&self.woken, PollFlags::IN);
         let (mut fds, mut count) = ([woken(), woken()], 1);
         if let Some(connection) = &self.connection {
@@ -141,7 +135,7 @@ impl Session {
         }
         drop(working);
         // EINTR: there is nothing to do, and the next round waits again.
-        let _ = poll(&mut fds[..count], timeout.as_ref());
+        let _ = self.clock.poll(&mut fds[..count], due);
     }
 
     fn command(&mut self, command: Command) {

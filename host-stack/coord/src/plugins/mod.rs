@@ -310,10 +310,10 @@ impl Machine {
     /// A question has an answer. Afterwards: [`Machine::tick`].
     pub fn answer(&mut self, id: QuestionId, result: Result<Answer, String>) {
         // The round may have failed meanwhile: then it is answered already.
-        let Some(Asked { whose, .. }) = self.questions.remove(&id) else {
+        let Some(asked) = self.questions.remove(&id) else {
             return;
         };
-        let connection = whose;
+        let connection = asked.whose;
         if let Some(plugin) = self.plugins.get_mut(&connection)
             && let State::Leaving { phase, .. } = plugin.state
         {

@@ -86,8 +86,8 @@ COIRESULT COIProcessGetFunctionHandles(COIPROCESS in_Process, uint32_t in_NumFun
 #define COI_LOADLIBRARY_V1_FLAGS (COI_LOADLIBRARY_GLOBAL | COI_LOADLIBRARY_NOW)
 #endif
 
-/* Loads a library into a process, with those that it needs and that the process has not. in_pLibraryName is its name
-   there; NULL: its DT_SONAME. The rest as in COIProcessCreateFromMemory.
+/* Loads a library into a process, with those that it needs and that the process has not. in_pLibraryName, without its
+   directories, is its name there; NULL: its DT_SONAME. The rest as in COIProcessCreateFromMemory.
    COI_INVALID_HANDLE; COI_OUT_OF_RANGE for no bytes; COI_INVALID_POINTER; COI_INVALID_FILE if it is no library;
    COI_BINARY_AND_HARDWARE_MISMATCH; COI_ARGUMENT_MISMATCH: it has no name, its name is that of a library that it
    needs, or an offset without a file of origin; COI_DOES_NOT_EXIST, COI_INVALID_FILE, COI_OUT_OF_RANGE: the file of

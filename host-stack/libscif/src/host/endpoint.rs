@@ -22,7 +22,7 @@ use snaprig_scif::{
 };
 use snaprig_wire::frame;
 
-use super::{NONSENSE, direct::Direct, fork, lease::Lease, lock, memory, rma::Windows, watch};
+use super::{NONSENSE, direct::Direct, fork, lease::Leased, lock, memory, rma::Windows, watch};
 use crate::ffi::Result;
 
 pub(super) struct Endpoint {
@@ -39,7 +39,7 @@ pub(super) struct Endpoint {
     windows: RwLock<Windows>,
     /// None: messages go through the node.
     direct: OnceLock<Option<Direct>>,
-    lease: OnceLock<Option<Lease>>,
+    leased: OnceLock<Option<Leased>>,
 }
 
 struct Channels {
@@ -77,7 +77,7 @@ impl Endpoint {
             pool_offered: Mutex::default(),
             windows: RwLock::default(),
             direct: OnceLock::new(),
-            lease: OnceLock::new(),
+            leased: OnceLock::new(),
         })
     }
 
@@ -120,8 +120,10 @@ impl Endpoint {
         let result = ask_all(&channel, Call::Direct, None, false);
         self.put_channel(channel);
         let direct = match result {
-            Ok((Answer::Direct { side }, fds)) => {
-                Some(Direct::new(side.into(), self.descriptor(), fds)?)
+            Ok((Answer::Direct(place), fds)) => {
+                let descriptor = self.descriptor().try_clone_to_owned();
+                let descriptor = descriptor.map_err(|_| libc::ENOMEM)?;
+                Some(Direct::new(place, descriptor, fds)?)
             }
             Ok(_) => None,
             // Whatever it is, the call itself says so.
@@ -196,12 +198,12 @@ impl Endpoint {
     }
 
     /// The leases of this process.
-    pub(super) fn lease(&self) -> Option<&Lease> {
-        let lease = self.lease.get_or_init(|| {
+    pub(super) fn leased(&self) -> Option<&Leased> {
+        let leased = self.leased.get_or_init(|| {
             let channel = self.take_channel().ok()?;
-            Lease::new(channel).ok()
+            Leased::new(channel).ok()
         });
-        lease.as_ref().filter(|lease| lease.is_own())
+        leased.as_ref().filter(|leased| leased.is_own())
     }
 
     /// scif_close. What another process has of it after a fork stays open.
@@ -212,6 +214,9 @@ impl Endpoint {
             direct.close(self.is_shared());
         }
         if is_own && !self.is_shared() {
+            // No call is in the lanes any more when the peer hears of it: they may be a card's memory.
+            drop(lock(&self.sending));
+            drop(lock(&self.receiving));
             match self.call(Call::CloseWait) {
                 Ok(Answer::Gone { held: still }) => held = still,
                 // The node is gone, and with it everybody who could use the memory.
@@ -221,8 +226,8 @@ impl Endpoint {
         }
         self.remove_windows(0, i64::MAX as u64, held);
         lock(&self.channels).idle.clear();
-        if let Some(Some(lease)) = self.lease.get() {
-            lease.close();
+        if let Some(Some(leased)) = self.leased.get() {
+            leased.close();
         }
         drop(lock(&self.descriptor).take());
     }

@@ -1,70 +1,44 @@
-//! Where the peer's windows are, as long as the node says so (`leases` of the node's crate).
-//!
-//! What must stay true: whoever uses a lease has counted itself before it looks whether that holds still, and the
-//! node is told when the last copy of a recalled one has ended.
+//! The leases of an endpoint: where its peer's windows are, and the memory that they are in.
 
 use std::{
-    collections::BTreeMap,
-    os::fd::{AsFd, OwnedFd},
-    sync::{Mutex, PoisonError, RwLock},
+    os::fd::OwnedFd,
+    sync::{Mutex, RwLock},
 };
 
-use snaprig_scif::host::{
-    leases::Leases,
-    protocol::{Answer, Call, Segment},
+use snaprig_scif::{
+    copying::{Connection, lease::Lease, peers::Peers},
+    host::protocol::{Answer, Call},
 };
 
 use super::{
-    NONSENSE,
-    endpoint::{ask, tell},
-    lock, memory,
+    endpoint::{Endpoint, ask, tell},
+    lock,
+    memory::Claimed,
 };
 use crate::ffi::Result;
 
-/// Most that is asked for in one copy: what is in more pieces is planned.
-const ASKED_MAX: usize = 64;
-/// Most of these that are remembered.
-const RUNS_MAX: usize = 1024;
+/// Memory of peers, of all endpoints: they have one node.
+pub(super) static PEERS: RwLock<Peers<Claimed>> = RwLock::new(Peers::new());
 
-pub(super) struct Lease {
+pub(super) struct Leased {
     process: u32,
-    leases: Leases,
-    /// Of its own: its end tells the node of this process's.
-    channel: Mutex<Option<OwnedFd>>,
-    known: RwLock<Generation>,
+    _claimed: Claimed,
+    pub(super) lease: Lease,
+    pub(super) channel: Channel,
 }
 
-/// Of one generation.
-#[derive(Default)]
-struct Generation {
-    generation: u32,
-    runs: BTreeMap<i64, Run>,
-}
+/// Of its own: its end tells the node of this process's.
+pub(super) struct Channel(Mutex<Option<OwnedFd>>);
 
-/// From an offset on.
-struct Run {
-    len: u64,
-    prot: u8,
-    segments: Vec<Segment>,
-}
-
-/// Counted in.
-struct Copying<'a> {
-    lease: &'a Lease,
-    generation: u32,
-}
-
-impl Lease {
+impl Leased {
     pub(super) fn new(channel: OwnedFd) -> Result<Self> {
-        let (_, file) = ask(&channel, Call::Leases, None, false)?;
-        let leases = Leases::map(file.ok_or(NONSENSE)?.as_fd()).map_err(|_| libc::ENOMEM)?;
-        let (start, len) = leases.range();
-        memory::claim(start, len);
+        let channel = Channel(Mutex::new(Some(channel)));
+        let lease = Lease::new(&channel)?;
         Ok(Self {
             process: std::process::id(),
-            leases,
-            channel: Mutex::new(Some(channel)),
-            known: RwLock::default(),
+            _claimed: lease.range().into(),
+            lease,
+            channel,
         })
     }
 
@@ -75,130 +49,33 @@ impl Lease {
 
     /// The endpoint is closed.
     pub(super) fn close(&self) {
-        drop(lock(&self.channel).take());
-    }
-
-    /// Makes a copy from or to these bytes of the peer's windows, if they are leased, or can be.
-    pub(super) fn copy(
-        &self,
-        remote: i64,
-        len: u64,
-        prot: u8,
-        copy: impl FnOnce(&[Segment]) -> Result,
-    ) -> Option<Result> {
-        for _ in 0..ASKED_MAX {
-            let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-            let generation = known.generation;
-            let copying = Copying::begin(self, generation);
-            let found = match self.leases.generation() == generation {
-                true => known.find(remote, len, prot),
-                false => Err(Some(remote)),
-            };
-            drop(known);
-            let missing = match found {
-                Ok(segments) => return Some(copy(&segments)),
-                Err(missing) => missing?,
-            };
-            drop(copying);
-            self.ask(missing).ok()?;
-        }
-        None
-    }
-
-    fn ask(&self, remote: i64) -> Result {
-        let (answer, _) = {
-            let channel = lock(&self.channel);
-            let channel = channel.as_ref().ok_or(libc::EBADF)?;
-            ask(channel, Call::Lease(remote), None, false)?
-        };
-        let Answer::Lease {
-            generation,
-            offset,
-            prot,
-            segments,
-        } = answer
-        else {
-            return Err(NONSENSE);
-        };
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.generation != generation || known.runs.len() >= RUNS_MAX {
-            known.generation = generation;
-            known.runs.clear();
-        }
-        let len = segments.iter().map(|segment| segment.len).sum();
-        let run = Run {
-            len,
-            prot,
-            segments,
-        };
-        known.runs.insert(offset, run);
-        Ok(())
+        drop(lock(&self.channel.0).take());
     }
 }
 
-impl Generation {
-    /// Where these bytes are; else the first of them that is not known, or nothing if they may not be used so.
-    fn find(
-        &self,
-        remote: i64,
-        len: u64,
-        prot: u8,
-    ) -> std::result::Result<Vec<Segment>, Option<i64>> {
-        let mut found = Vec::new();
-        let (mut at, mut left) = (remote, len);
-        while left > 0 {
-            let run = self.runs.range(..=at).next_back();
-            let run = run.map(|(start, run)| ((at - start).cast_unsigned(), run));
-            let Some((mut skip, run)) = run.filter(|(skip, run)| *skip < run.len) else {
-                return Err(Some(at));
-            };
-            if run.prot & prot != prot {
-                return Err(None);
-            }
-            for segment in &run.segments {
-                if skip >= segment.len {
-                    skip -= segment.len;
-                    continue;
-                }
-                let part = (segment.len - skip).min(left);
-                found.push(Segment {
-                    memory: segment.memory,
-                    offset: segment.offset + skip,
-                    len: part,
-                });
-                skip = 0;
-                at = at.saturating_add_unsigned(part);
-                left -= part;
-                if left == 0 {
-                    break;
-                }
-            }
-        }
-        Ok(found)
+impl Connection for Channel {
+    fn ask(&self, call: Call) -> Result<(Answer, Option<OwnedFd>)> {
+        let channel = lock(&self.0);
+        ask(channel.as_ref().ok_or(libc::EBADF)?, call, None, false)
     }
-}
 
-impl<'a> Copying<'a> {
-    fn begin(lease: &'a Lease, generation: u32) -> Self {
-        lease.leases.enter();
-        Self { lease, generation }
-    }
-}
-
-impl Drop for Copying<'_> {
-    fn drop(&mut self) {
-        if self.lease.leases.leave(self.generation) {
+    fn tell(&self, call: Call) {
+        if let Some(channel) = &*lock(&self.0) {
             // A node that is gone waits for nothing.
-            if let Some(channel) = &*lock(&self.lease.channel) {
-                let _ = tell(channel, Call::Leased, None);
-            }
+            let _ = tell(channel, call, None);
         }
     }
 }
 
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let (start, len) = self.leases.range();
-        memory::disclaim(start, len);
+impl Connection for Endpoint {
+    fn ask(&self, call: Call) -> Result<(Answer, Option<OwnedFd>)> {
+        self.call_with(call, None, false)
+    }
+
+    fn tell(&self, call: Call) {
+        if let Ok(channel) = self.take_channel() {
+            let _ = tell(&channel, call, None);
+            self.put_channel(channel);
+        }
     }
 }

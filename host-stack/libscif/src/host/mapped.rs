@@ -19,7 +19,10 @@ use rustix::{
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
     net::{RecvFlags, Shutdown, recv, shutdown},
 };
-use snaprig_scif::host::protocol::{Answer, Call};
+use snaprig_scif::{
+    copying::peers,
+    host::protocol::{Answer, Call},
+};
 
 use super::{NONSENSE, find, lock, memory};
 use crate::ffi::Result;
@@ -84,7 +87,7 @@ pub(crate) unsafe fn map(
     let mut files = BTreeMap::new();
     for segment in &segments {
         if let Entry::Vacant(entry) = files.entry(segment.memory) {
-            entry.insert(memory::memory_file(&endpoint, segment.memory)?.0);
+            entry.insert(peers::file(&*endpoint, segment.memory)?.0);
         }
     }
     let flags = match fixed {

@@ -16,7 +16,7 @@ use std::{
     ffi::c_void,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr,
-    sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Mutex, OnceLock},
 };
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -25,18 +25,11 @@ use snaprig_pages::{
     pages::Range,
     pool::{Moves, Pool, PoolError},
 };
-use snaprig_scif::host::protocol::{Answer, Call, Segment};
 
-use super::{NONSENSE, endpoint::Endpoint, lock};
+use super::lock;
 use crate::ffi::Result;
 
 const PAGE: usize = 4096;
-/// Others' memory is mapped in pieces of so many bytes.
-const CHUNK: u64 = 1 << 30;
-/// Most pieces that stay mapped.
-const CHUNKS_MAX: usize = 64;
-/// Most files that stay open.
-const FILES_MAX: usize = 64;
 
 static POOL: OnceLock<Option<Pool>> = OnceLock::new();
 
@@ -82,6 +75,22 @@ pub(super) fn disclaim(start: usize, len: usize) {
         if b > end {
             ours.insert(end, b);
         }
+    }
+}
+
+/// A mapping of the library's, as long as this lives.
+pub(super) struct Claimed(usize, usize);
+
+impl From<(usize, usize)> for Claimed {
+    fn from((start, len): (usize, usize)) -> Self {
+        claim(start, len);
+        Self(start, len)
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        disclaim(self.0, self.1);
     }
 }
 
@@ -209,115 +218,6 @@ fn unmap(at: usize, len: usize) {
     // taken out of the table by which others find it, so that nobody uses it any more.
     let _ = unsafe { munmap(ptr::with_exposed_provenance_mut(at), len) };
     disclaim(at, len);
-}
-
-/// Others' memory, by file and chunk; and files that are read and written, as they may become shorter.
-#[derive(Default)]
-pub(super) struct Peers {
-    chunks: BTreeMap<(u64, u64), usize>,
-    files: BTreeMap<u64, OwnedFd>,
-}
-
-/// Where a peer's bytes are.
-#[derive(Clone, Copy)]
-pub(super) enum PeerMemory<'a> {
-    /// Here, for this library alone.
-    Mapped(*mut u8),
-    /// In this file.
-    File(BorrowedFd<'a>, u64),
-}
-
-impl PeerMemory<'_> {
-    /// A number that grows with its addresses, page by page as they do.
-    pub(super) fn number(self) -> u64 {
-        match self {
-            Self::Mapped(at) => at.addr() as u64,
-            Self::File(_, at) => at,
-        }
-    }
-}
-
-static PEERS: RwLock<Option<Peers>> = RwLock::new(None);
-
-impl Peers {
-    /// Where a segment is, and how much of it is there in a row.
-    pub(super) fn at(&self, segment: Segment) -> Option<(PeerMemory<'_>, u64)> {
-        if let Some(file) = self.files.get(&segment.memory) {
-            return Some((PeerMemory::File(file.as_fd(), segment.offset), segment.len));
-        }
-        let skip = segment.offset % CHUNK;
-        let base = self.chunks.get(&(segment.memory, segment.offset / CHUNK))?;
-        let at = ptr::with_exposed_provenance_mut(base + skip as usize);
-        Some((PeerMemory::Mapped(at), segment.len.min(CHUNK - skip)))
-    }
-
-    fn missing(&self, segments: &[Segment]) -> Vec<(u64, u64)> {
-        let mut missing = Vec::new();
-        let mapped = |segment: &&Segment| !self.files.contains_key(&segment.memory);
-        for segment in segments.iter().filter(mapped) {
-            let last = (segment.offset + segment.len.max(1) - 1) / CHUNK;
-            for chunk in segment.offset / CHUNK..=last {
-                let key = (segment.memory, chunk);
-                if !self.chunks.contains_key(&key) && !missing.contains(&key) {
-                    missing.push(key);
-                }
-            }
-        }
-        missing
-    }
-}
-
-/// All of these segments, mapped for as long as the guard lives.
-pub(super) fn peers(
-    endpoint: &Endpoint,
-    segments: &[Segment],
-) -> Result<RwLockReadGuard<'static, Option<Peers>>> {
-    loop {
-        let peers = PEERS.read().unwrap_or_else(PoisonError::into_inner);
-        let missing = match &*peers {
-            Some(peers) => peers.missing(segments),
-            None => Peers::default().missing(segments),
-        };
-        if missing.is_empty() {
-            return Ok(peers);
-        }
-        drop(peers);
-        for key in missing {
-            let (file, is_sealed) = memory_file(endpoint, key.0)?;
-            if !is_sealed {
-                let mut peers = PEERS.write().unwrap_or_else(PoisonError::into_inner);
-                let files = &mut peers.get_or_insert_with(Peers::default).files;
-                while files.len() >= FILES_MAX {
-                    files.pop_first();
-                }
-                files.insert(key.0, file);
-                continue;
-            }
-            let base = map(file.as_fd(), key.1 * CHUNK, CHUNK as usize, BOTH);
-            let base = base.map_err(|_| libc::ENOMEM)?;
-            let mut peers = PEERS.write().unwrap_or_else(PoisonError::into_inner);
-            let peers = peers.get_or_insert_with(Peers::default);
-            while peers.chunks.len() >= CHUNKS_MAX {
-                // The file that came first is gone soonest.
-                if let Some((_, base)) = peers.chunks.pop_first() {
-                    unmap(base, CHUNK as usize);
-                }
-            }
-            if let Some(twice) = peers.chunks.insert(key, base) {
-                unmap(twice, CHUNK as usize);
-            }
-        }
-    }
-}
-
-/// The file that segments name so, and whether it stays as long as it is.
-pub(super) fn memory_file(endpoint: &Endpoint, memory: u64) -> Result<(OwnedFd, bool)> {
-    match endpoint.call_with(Call::Memory(memory), None, false)? {
-        (Answer::Unit, Some(file)) => Ok((file, true)),
-        (Answer::File, Some(file)) => Ok((file, false)),
-        (Answer::Unit | Answer::File, None) => Err(libc::EMFILE),
-        _ => Err(NONSENSE),
-    }
 }
 
 /// Whether the program's memory can be read, or written.

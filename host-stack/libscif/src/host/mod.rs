@@ -8,7 +8,6 @@
 //! | `memory` | the own registered memory, and the peers', mapped |
 //! | `rma` | copies between the two |
 //! | `lease` | where the peer's memory is, for as long as that is known |
-//! | `stream` | the copying itself |
 //! | `mapped` | scif_mmap |
 //! | `wait` | scif_poll |
 //! | `watch` | the end of the rig |
@@ -20,7 +19,6 @@ mod lease;
 mod mapped;
 mod memory;
 mod rma;
-mod stream;
 mod wait;
 mod watch;
 

@@ -2,30 +2,25 @@
 //! (`lease`); what does not fit a lease is planned by the node, which checks the ranges and says how a copy that
 //! cannot be made fails. While a copy is under way it counts as DMA that is.
 
-use std::{
-    collections::BTreeMap,
-    os::fd::RawFd,
-    ptr,
-    sync::atomic::{Ordering, fence},
-};
+use std::{collections::BTreeMap, os::fd::RawFd, ptr};
 
-use snaprig_dma::region::transfer;
-use snaprig_scif::host::protocol::{Answer, Call, Segment};
+use snaprig_scif::{
+    copying::{
+        self,
+        lease::{PROT_READ, PROT_WRITE},
+        peers,
+    },
+    host::protocol::{Answer, Call, Segment},
+};
 
 use super::{
     NONSENSE,
     endpoint::{Endpoint, ask, tell},
     find,
-    memory::{self, PeerMemory},
-    stream,
+    lease::PEERS,
+    memory,
 };
 use crate::ffi::Result;
-
-/// What copying from and to a window needs.
-const PROT_READ: u8 = 1;
-const PROT_WRITE: u8 = 2;
-/// A cache line.
-const LINE: u64 = 64;
 
 /// This side of a copy.
 #[derive(Clone, Copy)]
@@ -167,17 +162,20 @@ fn copy_leased(
         true => (PROT_READ, PROT_WRITE),
         false => (PROT_WRITE, PROT_READ),
     };
-    let lease = endpoint.lease().filter(|_| len > 0)?;
+    let leased = endpoint.leased().filter(|_| len > 0)?;
     let windows = endpoint.windows();
     if !local.is_allowed(&windows, len, local_prot) {
         return None;
     }
-    lease.copy(remote, len, remote_prot, |segments| {
-        if let Local::Memory(address) = local {
-            memory::check(address, len as usize, !write)?;
-        }
-        copy_segments(endpoint, &windows, local, segments, write, ordered)
-    })
+    let channel = &leased.channel;
+    leased
+        .lease
+        .copy(channel, remote, len, remote_prot, |segments| {
+            if let Local::Memory(address) = local {
+                memory::check(address, len as usize, !write)?;
+            }
+            copy_segments(endpoint, &windows, local, segments, write, ordered)
+        })
 }
 
 fn copy_segments(
@@ -188,63 +186,8 @@ fn copy_segments(
     write: bool,
     ordered: bool,
 ) -> Result {
-    let peers = memory::peers(endpoint, segments)?;
-    let peers = peers.as_ref().ok_or(libc::ENOMEM)?;
-    let total: u64 = segments.iter().map(|segment| segment.len).sum();
-    // With SCIF_RMA_ORDERED, the source's last cache line is seen last.
-    let mut moved = 0;
-    for segment in segments {
-        let mut segment = *segment;
-        while segment.len > 0 {
-            let at = local.skip(moved);
-            let (there, there_len) = peers.at(segment).ok_or(libc::ENOMEM)?;
-            let (here, here_len) = at.at(windows).ok_or(libc::ENXIO)?;
-            let part = segment.len.min(there_len).min(here_len);
-            let from = if write {
-                here.addr() as u64
-            } else {
-                there.number()
-            };
-            let end = from + part;
-            let last = match ordered && moved + part == total {
-                true => part - ((end - 1) / LINE * LINE).saturating_sub(from).min(part),
-                false => 0,
-            };
-            let first = (part - last) as usize;
-            let there = match there {
-                PeerMemory::Mapped(there) => there,
-                PeerMemory::File(file, at) => {
-                    let rest = here.wrapping_add(first);
-                    // SAFETY: `here` has `part` bytes on this side, for which the program's memory
-                    // was checked or which the library has mapped itself, and `first` and `last`
-                    // add up to them. They go through read(2) and write(2), by which the kernel
-                    // looks at every address again, and fails with EFAULT.
-                    unsafe {
-                        transfer(file, at, here, first, write)?;
-                        transfer(file, at + first as u64, rest, last as usize, write)?;
-                    }
-                    moved += part;
-                    segment.offset += part;
-                    segment.len -= part;
-                    continue;
-                }
-            };
-            let (from, to) = if write { (here, there) } else { (there, here) };
-            // SAFETY: both are mapped for `part` bytes: the peer's as long as `peers` is locked, this
-            // side's because it was checked or is mapped by the library. Others may write to either at
-            // any time; then the bytes are the old or the new ones.
-            unsafe {
-                stream::copy(from, to, first);
-                if last > 0 {
-                    fence(Ordering::SeqCst);
-                    ptr::copy(from.add(first), to.add(first), last as usize);
-                }
-            }
-            moved += part;
-            segment.offset += part;
-            segment.len -= part;
-        }
-    }
-    fence(Ordering::SeqCst);
-    Ok(())
+    let peers = peers::with(&PEERS, endpoint, segments)?;
+    let here = |moved| local.skip(moved).at(windows);
+    // SAFETY: this side's memory was checked, or is mapped by the library as long as `windows` is locked.
+    unsafe { copying::copy(&peers, segments, here, write, ordered) }
 }

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use snaprig_offload_wire::{
     snapify::{IMAGE, LOCAL_STORE, StoredFile},
     snapify_io::{
-        BUFFER_BYTES, Failure, Input, Machine, Message, Mode, Output, SLOT_BYTES, Sink, Source,
+        BUFFER_BYTES, Failure, Input, Kind, Machine, Message, Mode, Output, SLOT_BYTES, Sink,
+        Source,
     },
 };
 use snaprig_scif::node::EndpointId;
@@ -191,8 +192,8 @@ impl World {
         let machine: Box<dyn Machine> = match (node, transfer.mode) {
             (HOST, Mode::Write) => Box::new(Sink::serve(&path)),
             (HOST, Mode::Read) => Box::new(Source::serve(&path, len)),
-            (_, Mode::Write) => Box::new(Source::request(&path, offset)),
-            (_, Mode::Read) => Box::new(Sink::request(&path, offset)),
+            (_, Mode::Write) => Box::new(Source::request(Kind::Snapshot, &path, offset)),
+            (_, Mode::Read) => Box::new(Sink::request(Kind::Snapshot, &path, offset)),
         };
         transfer.machine = Some(machine);
         self.io_pump(node, endpoint);

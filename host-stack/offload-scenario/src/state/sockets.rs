@@ -198,6 +198,8 @@ impl Sockets {
                     self.does.push_back(Does::Copy(job, peer, copies));
                 }
                 Output::Release(_) | Output::Changed(_) | Output::Poke { .. } => {}
+                // Nobody here takes lanes.
+                Output::Lay(_) | Output::Ring(..) => {}
                 Output::Done(request, result) => {
                     if let Some((endpoint, asked)) = self.asked.remove(&request) {
                         self.done(request, endpoint, asked, result);

@@ -1,7 +1,7 @@
 //! The side of a transfer that wants the bytes.
 
 use super::{
-    Common, Input, Machine, Message, Mode, Output, SLOT_BYTES, SLOTS, State, VERSION, after,
+    Common, Input, Kind, Machine, Message, Mode, Output, SLOT_BYTES, SLOTS, State, VERSION, after,
 };
 
 /// The receiving machine: the requester in read mode, the server in write mode.
@@ -19,9 +19,10 @@ pub struct Sink {
 
 impl Sink {
     /// The requester's sink: asks to read `path`.
-    pub fn request(path: &str, window: i64) -> Self {
+    pub fn request(kind: Kind, path: &str, window: i64) -> Self {
         let open = Message::Open {
             version: VERSION,
+            kind,
             mode: Mode::Read,
             path: path.into(),
             window,

@@ -1,7 +1,7 @@
 //! The side of a transfer that has the bytes.
 
 use super::{
-    Common, Input, Machine, Message, Mode, Output, SLOT_BYTES, SLOTS, State, VERSION, after,
+    Common, Input, Kind, Machine, Message, Mode, Output, SLOT_BYTES, SLOTS, State, VERSION, after,
 };
 
 /// The sending machine: the requester in write mode, the server in read mode.
@@ -21,9 +21,10 @@ pub struct Source {
 
 impl Source {
     /// The requester's source: asks to write `path`.
-    pub fn request(path: &str, window: i64) -> Self {
+    pub fn request(kind: Kind, path: &str, window: i64) -> Self {
         let open = Message::Open {
             version: VERSION,
+            kind,
             mode: Mode::Write,
             path: path.into(),
             window,

@@ -22,8 +22,11 @@ impl Pair {
     fn new(mode: Mode, chunks: &[Vec<u8>]) -> Self {
         let total = chunks.iter().map(|chunk| chunk.len() as u64).sum();
         let (source, sink) = match mode {
-            Mode::Write => (Source::request("/f", 0), Sink::serve("/f")),
-            Mode::Read => (Source::serve("/f", total), Sink::request("/f", 0)),
+            Mode::Write => (Source::request(Kind::Plain, "/f", 0), Sink::serve("/f")),
+            Mode::Read => (
+                Source::serve("/f", total),
+                Sink::request(Kind::Plain, "/f", 0),
+            ),
         };
         Self {
             source,
@@ -151,6 +154,7 @@ fn messages() -> impl Strategy<Value = Message> {
     prop_oneof![
         (any::<u32>(), any::<i64>()).prop_map(|(version, window)| Message::Open {
             version,
+            kind: Kind::Snapshot,
             mode: Mode::Read,
             path: "/f".into(),
             window

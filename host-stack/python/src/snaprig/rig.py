@@ -24,6 +24,7 @@ class Rig(Context):
         cards: How many cards, 1 to 8.
         memory: Memory of each card, as in ["1G", "512M"]; the last one holds for all further cards.
         cores: Cores of each card.
+        threads_per_core: Hardware threads of each core; 1, if it is not said.
         platform: "kvm" or "ptrace"; the best that works here, if it is not said.
         files: Directories, tar images and files to put onto every card: HOST[:PATH_ON_CARD].
     """
@@ -34,6 +35,7 @@ class Rig(Context):
         memory: Sequence[str] = (),
         *,
         cores: int | None = None,
+        threads_per_core: int | None = None,
         platform: str | None = None,
         files: Sequence[str] = (),
     ) -> None:
@@ -45,6 +47,8 @@ class Rig(Context):
             self._words += ["--memory", ",".join(sizes)]
         if cores is not None:
             self._words += ["--cores", str(cores)]
+        if threads_per_core is not None:
+            self._words += ["--threads-per-core", str(threads_per_core)]
         if platform is not None:
             self._words += ["--platform", platform]
         for file in files:

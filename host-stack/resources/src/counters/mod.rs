@@ -26,7 +26,7 @@ impl Resource for Counters {
         ))
     }
 
-    fn save(&mut self, met: FoundFile<'_>, _: &mut TreeContext<'_>) -> Result<Saved> {
+    fn save(&mut self, met: FoundFile<'_>, around: &mut TreeContext<'_>) -> Result<Saved> {
         let (seen, info) = (met.seen, &met.seen.info);
         let hex = |key| info.get(key).and_then(hex).unwrap_or(0);
         let kind = match seen.anonymous() {
@@ -38,7 +38,7 @@ impl Resource for Counters {
                 mask: hex("sigmask"),
             },
             _ => {
-                let timer = save::timer(seen, &met.copy)?;
+                let timer = save::timer(seen, &met.copy, around.clocks)?;
                 timer.ok_or_else(|| seen.refused("a timer that is not understood"))?
             }
         };
@@ -46,7 +46,7 @@ impl Resource for Counters {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
-        opened.each(tree, |_, file| {
+        opened.each(tree, |opened, file| {
             Ok(Some(match &file.kind {
                 Kind::Event { count, semaphore } => restore::event(*count, *semaphore)?,
                 Kind::Signal { mask } => restore::signals(*mask)?,
@@ -55,7 +55,10 @@ impl Resource for Counters {
                     settings,
                     ticks,
                     setting,
-                } => restore::timer(*clock, *settings, *ticks, setting)?,
+                } => match opened.clocks.and_then(|then| then.show(*clock)) {
+                    Some(then) => restore::timer_of_tree(*clock, then, *ticks, setting)?,
+                    None => restore::timer(*clock, *settings, *ticks, setting)?,
+                },
                 _ => return Ok(None),
             }))
         })

@@ -7,6 +7,7 @@ use std::{
 
 use crate::{
     calls::check,
+    clocks::{self, Clocks},
     descriptor::{FoundDescriptor, Info},
     error::{Error, Result},
     state::Kind,
@@ -18,8 +19,9 @@ pub fn hex(text: &str) -> Option<u64> {
 }
 
 /// A timerfd. One that has expired, and is to again, stands still until somebody reads it or asks for its time
-/// (timerfd_gettime(2)): then it knows how often it has expired by now, and runs on.
-pub fn timer(seen: &FoundDescriptor, copy: &OwnedFd) -> Result<Option<Kind>> {
+/// (timerfd_gettime(2)): then it knows how often it has expired by now, and runs on. What is left of it is counted from
+/// `then`.
+pub fn timer(seen: &FoundDescriptor, copy: &OwnedFd, then: Clocks) -> Result<Option<Kind>> {
     let mut left = MaybeUninit::<libc::itimerspec>::uninit();
     // SAFETY: timerfd_gettime(2) writes the whole structure, or fails.
     let left = unsafe {
@@ -28,13 +30,17 @@ pub fn timer(seen: &FoundDescriptor, copy: &OwnedFd) -> Result<Option<Kind>> {
         left.assume_init().it_value
     };
     let mut kind = described(&FoundDescriptor::look(seen.pid, seen.fd)?.info);
-    if let Some(Kind::Timer { setting, .. }) = &mut kind
-        && (left.tv_sec, left.tv_nsec) != (0, 0)
-        && setting[2..] == [0, 0]
-    {
+    let now = Clocks::now();
+    let Some(Kind::Timer { clock, setting, .. }) = &mut kind else {
+        return Ok(None);
+    };
+    if (left.tv_sec, left.tv_nsec) != (0, 0) && setting[2..] == [0, 0] {
         // It has expired since: the next time is an interval away.
         setting.copy_within(..2, 2);
     }
+    *setting = clocks::with_left(*setting, clocks::SECOND_NANOS, |left| {
+        then.left(*clock, left, &now)
+    });
     Ok(kind)
 }
 

@@ -28,7 +28,7 @@ pub struct Locks;
 impl Resource for Locks {
     fn look(&self, tree: &Running<'_>) -> Result<()> {
         match tree.purpose {
-            Purpose::Moving | Purpose::MovingAlong => save::none(tree.ancestor),
+            Purpose::Moving | Purpose::MovingAlong => save::none(),
             Purpose::Alone | Purpose::Job => Ok(()),
         }
     }

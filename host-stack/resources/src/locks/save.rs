@@ -6,7 +6,7 @@ use std::{
 };
 
 use libc::pid_t;
-use snaprig_tracee::{descriptors::descriptors, freeze};
+use snaprig_tracee::{descriptors::descriptors, tree};
 
 use crate::{
     calls::check,
@@ -76,8 +76,8 @@ pub fn locks(process: pid_t, seen: &FoundDescriptor) -> Result<Vec<Lock>> {
 }
 
 /// Refuses a tree that holds what nobody else can have while it lives.
-pub fn none(ancestor: pid_t) -> Result<()> {
-    for pid in freeze::descendants(ancestor)? {
+pub fn none() -> Result<()> {
+    for pid in tree::processes()? {
         for fd in descriptors(pid).unwrap_or_default() {
             let Ok(seen) = FoundDescriptor::look(pid, fd) else {
                 continue;

@@ -13,8 +13,8 @@ use std::{
 use libc::pid_t;
 use procfs::net::TcpState;
 use snaprig_tracee::{
-    descriptors::{descriptors, is_ours, me, passed_on},
-    freeze,
+    descriptors::{descriptors, me, passed_on},
+    tree::{self, is_ours},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     memory::shared::id_of,
     plugins::owned::Owned,
     resource::{Purpose, Resource, Running},
-    sockets::{entries, plain, unix_sockets},
+    sockets::{entries, is_other_end, plain, unix_sockets},
 };
 
 /// Pipes and sockets that lead outside: they are looked for together, for it takes a look at all processes.
@@ -33,7 +33,7 @@ pub struct Outside;
 impl Resource for Outside {
     fn look(&self, tree: &Running<'_>) -> Result<()> {
         let may_be_outside = matches!(tree.purpose, Purpose::Job | Purpose::MovingAlong);
-        check(tree.ancestor, tree.owned, !may_be_outside)
+        check(tree.owned, !may_be_outside)
     }
 }
 
@@ -55,15 +55,15 @@ struct Ends {
 }
 
 /// Refuses a tree whose pipes or sockets lead outside; sockets are looked at only if it `is_alone`, in no job.
-fn check(ancestor: pid_t, owned: &Owned, is_alone: bool) -> Result<()> {
-    let look = || Ends::of(ancestor, owned)?.check(is_alone);
+fn check(owned: &Owned, is_alone: bool) -> Result<()> {
+    let look = || Ends::of(owned)?.check(is_alone);
     // What is looked at may be on its way from process to process of the tree.
     look().or_else(|_| look())
 }
 
 /// By inode, the sockets of a tree, and who has them.
-pub fn sockets(ancestor: pid_t, owned: &Owned) -> Result<BTreeMap<u64, (pid_t, i32)>> {
-    let sockets = Ends::of(ancestor, owned)?.sockets.into_iter();
+pub fn sockets(owned: &Owned) -> Result<BTreeMap<u64, (pid_t, i32)>> {
+    let sockets = Ends::of(owned)?.sockets.into_iter();
     Ok(sockets.map(|((_, inode), who)| (inode, who)).collect())
 }
 
@@ -84,12 +84,12 @@ pub fn sockets_of_others<'a>(tree: impl Iterator<Item = &'a u64>) -> BTreeSet<u6
 }
 
 impl Ends {
-    fn of(ancestor: pid_t, owned: &Owned) -> Result<Self> {
+    fn of(owned: &Owned) -> Result<Self> {
         let own = passed_on().into_iter().chain(0..3);
         let own = own.filter_map(|fd| fs::metadata(format!("/proc/self/fd/{fd}")).ok());
         let own: Vec<Id> = own.map(|metadata| id_of(&metadata)).collect();
         let mut ends = Self::default();
-        for pid in freeze::descendants(ancestor)? {
+        for pid in tree::processes()? {
             for fd in descriptors(pid).unwrap_or_default() {
                 let Some(metadata) = end_of(pid, fd) else {
                     continue;
@@ -172,10 +172,9 @@ impl Ends {
             if UdpSocket::bind((remote.ip(), 0)).is_err() {
                 return Err(Error::refused(*pid, what));
             }
-            let other = entries.iter().find(|other| {
-                other.inode != 0
-                    && (plain(other.local_address), plain(other.remote_address)) == (remote, local)
-            });
+            let other = entries
+                .iter()
+                .find(|other| other.inode != 0 && is_other_end(other, local, remote));
             let id = other.map(|other| (*device, other.inode));
             if let Some(id) = id.filter(|id| !self.sockets.contains_key(id)) {
                 others.insert(id, (None, End { pid: *pid, what }));

@@ -11,7 +11,7 @@ mod restore;
 use std::os::{fd::OwnedFd, unix::ffi::OsStrExt};
 
 use libc::pid_t;
-use snaprig_tracee::descriptors::is_ours;
+use snaprig_tracee::tree::is_ours;
 
 use crate::{
     board::Board,
@@ -21,6 +21,8 @@ use crate::{
     resource::{FoundFile, Resource, Saved, TreeContext},
     state::{Kind, OpenFile, Tree},
 };
+
+pub use self::restore::await_end;
 
 /// PIDFD_THREAD.
 const OF_THREAD: i32 = libc::O_EXCL;

@@ -1,8 +1,11 @@
 //! Opens files of processes.
 
-use std::{os::fd::OwnedFd, process};
+use std::{io, os::fd::OwnedFd, process};
+
+use libc::pid_t;
 
 use crate::{
+    calls::events,
     error::{Error, Result},
     opened::{damaged, owned, path_of, reopen, seek},
     state::{Kind, OpenFile},
@@ -17,23 +20,37 @@ pub fn ended() -> Result<OwnedFd> {
         if child == 0 {
             libc::_exit(0);
         }
-        let fd = libc::syscall(libc::SYS_pidfd_open, child, 0) as i32;
-        let fd = owned(fd, "pidfd_open");
+        let fd = pidfd(child, 0);
         libc::waitpid(child, std::ptr::null_mut(), 0);
         fd
+    }
+}
+
+fn pidfd(pid: pid_t, flags: u32) -> Result<OwnedFd> {
+    // SAFETY: pidfd_open(2) takes numbers alone and no address, so the kernel reads and writes no memory of this process.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
+    owned(fd as i32, "pidfd_open")
+}
+
+/// Waits until a process has ended, whoever's child it is, and whether or not it is waited for.
+pub fn await_end(pid: pid_t) -> Result<()> {
+    let Ok(process) = pidfd(pid, 0) else {
+        // There is none of that number.
+        return Ok(());
+    };
+    loop {
+        match events(&process, libc::POLLIN, -1) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::io("poll", error)),
+        }
     }
 }
 
 /// Opens what is of a process of the tree.
 pub fn open_late(file: &OpenFile) -> Result<OwnedFd> {
     match &file.kind {
-        Kind::Pid(pid) => {
-            let flags = (file.flags & libc::O_NONBLOCK) as u32;
-            // SAFETY: pidfd_open(2) takes numbers alone and no address, so the kernel reads and writes no memory of
-            // this process.
-            let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, *pid, flags) };
-            owned(fd as i32, "pidfd_open")
-        }
+        Kind::Pid(pid) => pidfd(*pid, (file.flags & libc::O_NONBLOCK) as u32),
         Kind::Proc { pid, path, offset } => {
             let own = std::fs::read_link("/proc/self").unwrap_or_default();
             if own.to_str() != Some(&process::id().to_string()) {

@@ -26,7 +26,7 @@ use std::os::{fd::BorrowedFd, unix::fs::FileTypeExt};
 
 pub use self::{
     diag::unix_sockets,
-    save::{entries, plain},
+    save::{entries, is_other_end, plain},
 };
 use crate::{
     board::Board,

@@ -280,22 +280,28 @@ impl<'a> RestoredSockets<'a> {
                 .filter_map(|inode| self.find(*inode))
                 .collect();
             for client in clients {
-                let fd = plain(client).map_err(failed)?;
-                let (name, has_name) = match client.family {
-                    libc::AF_UNIX => (&listener.local, !client.local.is_empty()),
-                    _ => (&client.remote, reuse(&fd)),
+                let own = socket::address(&client.local);
+                let fd = match own {
+                    Some(address) => outlast(address, self.reporter, || {
+                        restore_tcp::named(client, address, &client.remote)
+                    }),
+                    None => to_unix(client, listener),
                 };
-                apply(&fd, client, |option| BUFFERS.contains(&option));
-                if has_name {
-                    patiently(|| bind(&fd, client)).map_err(failed)?;
-                }
-                let connect = || within(listener, || socket::connect(&fd, name));
-                patiently(connect).map_err(failed)?;
+                let fd = fd.map_err(failed)?;
                 self.made.insert(client.inode, fd);
             }
         }
         Ok(())
     }
+}
+
+/// Connects a Unix socket, under the name that it has, to one that listens.
+fn to_unix(client: &Socket, listener: &Socket) -> io::Result<OwnedFd> {
+    let fd = plain(client)?;
+    apply(&fd, client, |option| BUFFERS.contains(&option));
+    bind(&fd, client)?;
+    patiently(|| within(listener, || socket::connect(&fd, &listener.local)))?;
+    Ok(fd)
 }
 
 /// Whether what is sent to `name` comes to who is bound to `address`.

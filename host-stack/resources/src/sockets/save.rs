@@ -294,20 +294,17 @@ impl Sockets {
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Result<Option<Error>> {
-        let is_other = |entry: &TcpNetEntry| {
-            (plain(entry.local_address), plain(entry.remote_address)) == (remote, local)
-                && entry.inode == 0
-        };
         let entries = entries(met.pid)?;
-        let other = entries.iter().find(|entry| is_other(entry));
-        let outside = format!("a TCP socket connected to {remote}, which is outside");
+        let mut ends = entries
+            .iter()
+            .filter(|entry| is_other_end(entry, local, remote));
+        let other = ends.clone().find(|entry| entry.inode == 0);
+        let outside = format!(
+            "a TCP socket connected to {remote}, which is outside (from {local}, {})",
+            TcpState::from_u8(met.state).map_or("CLOSED".into(), |state| format!("{state:?}"))
+        );
         let is_local = UdpSocket::bind((remote.ip(), 0)).is_ok();
-        if !is_local
-            || entries.iter().any(|entry| {
-                (plain(entry.local_address), plain(entry.remote_address)) == (remote, local)
-                    && entry.inode != 0
-            })
-        {
+        if !is_local || ends.any(|entry| entry.inode != 0) {
             return Ok(Some(met.refused(&outside)));
         }
         let waits = other
@@ -377,6 +374,11 @@ pub fn names(socket: &Socket) -> (Option<SocketAddr>, Option<SocketAddr>) {
 /// An address of IPv4 within IPv6 is the former.
 pub fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// Whether it is the other end of the connection between these two addresses.
+pub fn is_other_end(entry: &TcpNetEntry, local: SocketAddr, remote: SocketAddr) -> bool {
+    (plain(entry.local_address), plain(entry.remote_address)) == (remote, local)
 }
 
 /// All TCP connections that a process's network namespace has.

@@ -15,11 +15,12 @@ use std::{collections::BTreeMap, fs, io};
 use libc::pid_t;
 use procfs::process::Process as Proc;
 use snaprig_tracee::{
-    descriptors::{is_ours, me},
+    descriptors::me,
     freeze::Frozen,
     memory,
     ranges::Ranges,
     remote::PAGE,
+    tree::{self, is_ours},
 };
 
 use super::{
@@ -208,7 +209,7 @@ fn all() -> Vec<Stat> {
 
 /// Those of the tree; refuses what it shares. Others may be on their way out, and some of the tree on their way in.
 fn find(all: Vec<Stat>, counts: &Counts, is_own: bool) -> Result<Vec<TreeObject>> {
-    let launched = begun(me()).unwrap_or(0) - ROUNDING;
+    let launched = begun(tree::first()).unwrap_or(0) - ROUNDING;
     let user = rustix::process::geteuid().as_raw();
     let mut found = Vec::new();
     for stat in all {

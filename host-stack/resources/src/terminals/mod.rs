@@ -102,7 +102,7 @@ impl Resource for Terminals {
         restore::take_over(tree)
     }
 
-    fn resume(&self, tree: &Tree) {
+    fn before_it_runs(&self, tree: &Tree) {
         restore::redraw(tree);
     }
 

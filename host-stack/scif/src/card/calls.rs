@@ -119,8 +119,9 @@ impl ScifFile {
 
     pub(super) fn send(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let (address, len, block) = message(cx, argument)?;
-        let count = match len {
-            0 => 0,
+        let count = match (len, self.lanes()?) {
+            (0, _) => 0,
+            (_, Some(end)) => self.put(cx, &end, (address, len, block))?,
             _ => match self.request(cx, |_, cx| {
                 // What does not fit now is not looked at.
                 let most = if block { len } else { len.min(WINDOW_BYTES) };
@@ -139,8 +140,9 @@ impl ScifFile {
 
     pub(super) fn receive(&self, cx: &mut Cx, argument: u64) -> SysResult<i64> {
         let (address, len, block) = message(cx, argument)?;
-        let bytes = match len {
-            0 => Vec::new(),
+        let count = match (len, self.lanes()?) {
+            (0, _) => 0,
+            (_, Some(end)) => self.take(cx, &end, (address, len, block))?,
             _ => match self.request(cx, |_, cx| {
                 // What has been received cannot be put back: no more than there is good memory for.
                 match cx.memory.writable(address, len.min(WINDOW_BYTES)) {
@@ -148,12 +150,14 @@ impl ScifFile {
                     max => Ok(Op::Read { max, block }),
                 }
             })? {
-                Value::Bytes(bytes) => bytes,
+                Value::Bytes(bytes) => {
+                    cx.memory.write(address, &bytes)?;
+                    bytes.len()
+                }
                 _ => return Err(Errno::EPROTO.into()),
             },
         };
-        cx.memory.write(address, &bytes)?;
-        let count = (bytes.len() as u32).to_le_bytes();
+        let count = (count as u32).to_le_bytes();
         put(cx, argument, offset_of!(Message, out_len), &count)?;
         Ok(0)
     }
@@ -338,7 +342,7 @@ fn extents(pinned: &Pinned) -> Vec<Extent> {
         .collect()
 }
 
-fn read<const N: usize>(cx: &mut Cx, at: u64) -> Result<[u8; N], Errno> {
+pub(super) fn read<const N: usize>(cx: &mut Cx, at: u64) -> Result<[u8; N], Errno> {
     let mut bytes = [0; N];
     cx.memory.read(at, &mut bytes)?;
     Ok(bytes)

@@ -12,7 +12,7 @@ use snaprig_card_driver::{
     file::{Cx, Description, File, PollMask},
     wait::{Channel, Stop, SysResult},
 };
-use snaprig_wire::scif::ioctl;
+use snaprig_wire::scif::{LANES_BYTES, ioctl};
 
 use super::{Driver, Inner, PATH, lock};
 use crate::node::{EndpointId, Input, Op, RequestId, Value};
@@ -109,17 +109,24 @@ impl File for ScifFile {
             }
             ioctl::FENCE_SIGNAL => self.fence_signal(cx, argument),
             ioctl::NODE_IDS => self.node_ids(cx, argument),
+            ioctl::WILLING => self.request(cx, |_, _| Ok(Op::Willing)).map(|_| 0),
+            ioctl::RING => self.ring(cx, argument),
+            ioctl::WAIT => self.wait(cx, argument),
             _ => Err(Errno::ENOTTY.into()),
         }
     }
 
     fn map(&self, cx: &mut Cx, offset: u64, len: u64, prot: i32) -> SysResult<DeviceMemory> {
-        self.map_window(cx, offset, len, prot)
+        match offset {
+            ioctl::LANES if len == LANES_BYTES => Ok(self.map_lanes(cx)?.left_empty()),
+            ioctl::LANES => Err(Errno::EINVAL.into()),
+            _ => self.map_window(cx, offset, len, prot),
+        }
     }
 
     fn poll(&self) -> PollMask {
         match self.endpoint() {
-            Ok(endpoint) => self.driver.lock().node.poll(endpoint),
+            Ok(endpoint) => self.driver.lock().mask(&self.driver.device, endpoint),
             Err(_) => libc::POLLHUP | libc::POLLIN,
         }
     }
@@ -152,6 +159,7 @@ impl File for ScifFile {
         closing.extend(lock(&self.endpoint).take());
         for endpoint in closing {
             inner.channels.remove(&endpoint);
+            inner.lanes.remove(&endpoint);
             self.driver.step(&mut inner, Input::Close(endpoint));
         }
         self.driver.flush(&mut inner);

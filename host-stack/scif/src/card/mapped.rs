@@ -84,6 +84,20 @@ impl Driver {
 }
 
 impl ScifFile {
+    /// The lanes of the connection ([`ioctl::LANES`](snaprig_wire::scif::ioctl::LANES)).
+    pub(super) fn map_lanes(&self, cx: &mut Cx) -> SysResult<DeviceMemory> {
+        let (id, extents) = match self.request(cx, |_, _| Ok(Op::MapLanes))? {
+            Value::Lanes { mapping, extents } => (mapping, extents),
+            _ => return Err(Errno::EPROTO.into()),
+        };
+        // From now on the driver says in them when they are over.
+        self.lanes()?;
+        match id {
+            Some(id) => self.mapped(id, extents),
+            None => Ok(self.driver.own_pages(&extents)),
+        }
+    }
+
     pub(super) fn map_window(
         &self,
         cx: &mut Cx,
@@ -96,6 +110,11 @@ impl ScifFile {
             Value::Mapped { mapping, extents } => (mapping, extents),
             _ => return Err(Errno::EPROTO.into()),
         };
+        self.mapped(id, extents)
+    }
+
+    /// Memory of the peer's.
+    fn mapped(&self, id: MappingId, extents: Vec<Extent>) -> SysResult<DeviceMemory> {
         let driver = self.driver.clone();
         let mut mapping = Mapping {
             driver: driver.clone(),

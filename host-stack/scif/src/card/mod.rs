@@ -10,6 +10,7 @@
 
 mod calls;
 mod file;
+mod lanes;
 mod mapped;
 
 use std::{
@@ -23,6 +24,7 @@ use snaprig_card_driver::{
     file::{Cx, File},
     wait::{Channel, SysResult},
 };
+use snaprig_scif_lanes::lanes::{Lanes, spin_micros};
 use snaprig_wire::{
     bar4::{DOORBELL_SCIF, cause, spad},
     dma::HOST_BASE,
@@ -68,6 +70,8 @@ struct Inner {
     channels: BTreeMap<EndpointId, Channel>,
     owners: BTreeMap<RequestId, EndpointId>,
     pins: BTreeMap<BackingId, Pinned>,
+    /// Lanes of connections, as far as they were looked at.
+    lanes: BTreeMap<EndpointId, Arc<Lanes>>,
     link: Link,
     outbox: VecDeque<Vec<u8>>,
     /// Channels to wake once the lock is released.
@@ -78,6 +82,8 @@ impl Driver {
     /// The driver of card `node`, serving its rings from now on; to be made before the device is
     /// served.
     pub fn new(device: Arc<Device>, node: NodeId, waker: Waker) -> Arc<Self> {
+        // Before there is a sandbox.
+        spin_micros();
         let driver = Arc::new(Self {
             device: device.clone(),
             waker,
@@ -90,6 +96,7 @@ impl Driver {
                 channels: BTreeMap::new(),
                 owners: BTreeMap::new(),
                 pins: BTreeMap::new(),
+                lanes: BTreeMap::new(),
                 link: Link::default(),
                 outbox: VecDeque::new(),
                 wakes: Vec::new(),
@@ -258,7 +265,15 @@ impl Driver {
                 Output::Release(backing) => {
                     inner.pins.remove(&backing);
                 }
+                Output::Lay(endpoint) => {
+                    let laid = inner.lay(&self.device);
+                    inner.node.handle(Input::Laid(endpoint, laid));
+                }
+                Output::Ring(endpoint, _) => {
+                    inner.wakes.extend(inner.channels.get(&endpoint));
+                }
                 Output::Changed(endpoint) => {
+                    inner.end_lanes(endpoint);
                     inner.wakes.extend(inner.channels.get(&endpoint));
                 }
             }

@@ -21,7 +21,7 @@ use snaprig_pci::{host::HostDevice, vfio_user_client::VfioUserClient};
 use snaprig_wire::{
     bar4,
     pci::BAR_MMIO,
-    scif::{Body, Extent, Message, PAGE, PortId},
+    scif::{Body, Extent, Message, PAGE, PortId, Way},
 };
 
 use super::*;
@@ -263,7 +263,7 @@ fn a_host_that_never_stops_writing_holds_nobody_up() {
 fn a_host_that_does_not_read_is_not_read_from_and_no_message_is_lost() {
     let card = Card::new();
     let host = card.host();
-    let question = message(Body::Connect);
+    let question = message(Body::Connect(Way::Nodes));
     let (mut asked, mut told) = (0, 0);
     let (mut writer, mut reader) = (Host::default(), Link::default());
     let mut refused = |told: &mut u32| {
@@ -307,7 +307,7 @@ fn connections_end_with_the_host_and_the_next_one_finds_a_clean_card() {
         // One connection is accepted, one asks to be, and one of the card's own is not answered.
         let mut writer = Host::default();
         for _ in 0..2 {
-            assert!(writer.put(&card.device, &message(Body::Connect)));
+            assert!(writer.put(&card.device, &message(Body::Connect(Way::Nodes))));
         }
         ring(&host);
         card.ask(&listener, ioctl::ACCEPT, &[ioctl::BLOCK as u64, 0])
@@ -370,7 +370,7 @@ fn the_memory_of_another_card_is_out_of_reach() {
     let mut writer = Host::default();
     let from = PortId { node: 2, port: 1 };
     let to = PortId { node: 1, port: 2 };
-    for body in [Body::Connect, window] {
+    for body in [Body::Connect(Way::Nodes), window] {
         let connection = 1;
         let question = Message {
             from,
@@ -380,7 +380,7 @@ fn the_memory_of_another_card_is_out_of_reach() {
         };
         assert!(writer.put(&card.device, &question));
         ring(&host);
-        if body == Body::Connect {
+        if body == Body::Connect(Way::Nodes) {
             card.ask(&listener, ioctl::ACCEPT, &accept).unwrap();
             card.memory.read(8, &mut endpoint).unwrap();
             card.ask(&file, ioctl::ACCEPT_CLAIM, &[u64::from_le_bytes(endpoint)])
@@ -450,7 +450,7 @@ fn a_link_that_cannot_be_believed_ends_every_connection_and_the_card_says_so() {
     card.memory.write(0, &host_port.to_le_bytes()).unwrap();
     let attempt = card.once(&connecting, ioctl::CONNECT, 0);
     assert!(matches!(attempt, Err(Stop::Wait(_))));
-    let question = message(Body::Connect);
+    let question = message(Body::Connect(Way::Nodes));
     let lost = writer.link.seal(&question);
     drop(lost);
     assert!(writer.put(&card.device, &question));

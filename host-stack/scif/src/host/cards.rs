@@ -120,6 +120,9 @@ impl HostNode {
             outbox: VecDeque::new(),
             dead: None,
         };
+        if card.aperture.is_none() {
+            state.node.cannot_map(node);
+        }
         let former = state.cards.insert(node, card);
         state.step(&self.shared, Input::PeerUp(node));
         // Events before the insertion were for nobody.

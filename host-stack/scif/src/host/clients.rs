@@ -183,6 +183,8 @@ impl State {
                     segments: self.segments(pending.endpoint, &extents)?,
                 }
             }
+            // Programs of the host have their lanes as files.
+            Value::Lanes { .. } => return Err(libc::EPROTO),
             Value::Mapped { mapping, extents } => {
                 let whole: u64 = extents.iter().map(|extent| extent.len).sum();
                 let segments = self.segments(pending.endpoint, &extents);
@@ -269,8 +271,14 @@ impl State {
                 let result = self.join(shared, number, other);
                 return self.answer(&pending, result, None);
             }
-            Call::Descriptor => {
-                let (result, fd) = match self.descriptor(endpoint) {
+            asked @ (Call::Descriptor | Call::OnlyDescriptor) => {
+                let willing = Input::Request(self.number(), endpoint, Op::Willing);
+                self.step(shared, willing);
+                let descriptor = match asked {
+                    Call::OnlyDescriptor => self.only_descriptor(endpoint),
+                    _ => self.descriptor(endpoint),
+                };
+                let (result, fd) = match descriptor {
                     Ok(fd) => (Ok(Answer::Endpoint(endpoint)), Some(fd)),
                     Err(errno) => (Err(errno), None),
                 };
@@ -282,7 +290,7 @@ impl State {
             }
             Call::Direct => {
                 let (answer, fds) = match self.direct(endpoint) {
-                    Ok(Some((side, fds))) => (Ok(Answer::Direct { side }), fds),
+                    Ok(Some((place, fds))) => (Ok(Answer::Direct(place)), fds),
                     Ok(None) => (Ok(Answer::Unit), Vec::new()),
                     Err(errno) => (Err(errno), Vec::new()),
                 };
@@ -367,6 +375,7 @@ impl State {
                 peer,
             }),
             Call::CloseWait => Ok(Op::Close),
+            Call::Ring(bell) => Ok(Op::Ring(bell)),
             Call::Register {
                 fd_offset,
                 len,
@@ -439,16 +448,23 @@ impl State {
     }
 
     fn descriptor(&mut self, endpoint: EndpointId) -> Result<OwnedFd, i32> {
-        let ready = match self.ready.entry(endpoint) {
-            Entry::Occupied(entry) => entry.into_mut(),
+        let theirs = self.ready(endpoint)?.descriptor().ok_or(libc::EBUSY)?;
+        theirs.try_clone_to_owned().map_err(|_| libc::EMFILE)
+    }
+
+    fn only_descriptor(&mut self, endpoint: EndpointId) -> Result<OwnedFd, i32> {
+        self.ready(endpoint)?.give().ok_or(libc::EBUSY)
+    }
+
+    fn ready(&mut self, endpoint: EndpointId) -> Result<&mut Ready, i32> {
+        match self.ready.entry(endpoint) {
+            Entry::Occupied(entry) => Ok(entry.into_mut()),
             Entry::Vacant(entry) => {
                 let mut ready = Ready::new().map_err(|e| e.raw_os_error())?;
                 ready.set(self.node.poll(endpoint));
-                entry.insert(ready)
+                Ok(entry.insert(ready))
             }
-        };
-        let theirs = ready.descriptor().try_clone_to_owned();
-        theirs.map_err(|_| libc::EMFILE)
+        }
     }
 }
 

@@ -27,8 +27,9 @@ use std::{
 
 use snaprig_wire::scif::PAGE;
 
-use super::{State, shared::SharedMemory};
+use super::State;
 use crate::node::{EndpointId, Input, JobId, Recall};
+use snaprig_scif_lanes::shared::SharedMemory;
 
 #[repr(C)]
 struct Page {
@@ -60,7 +61,7 @@ impl Leases {
 
     /// Of a file that the node made.
     pub fn map(file: BorrowedFd<'_>) -> io::Result<Self> {
-        SharedMemory::map(file, PAGE as usize).map(Self)
+        SharedMemory::map(file, 0, PAGE as usize).map(Self)
     }
 
     /// Where it is mapped, and how much.

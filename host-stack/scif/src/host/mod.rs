@@ -7,10 +7,8 @@
 //! | `clients` | host programs and what they ask |
 //! | `windows` | memory of windows, for whoever uses them |
 //! | `ready` | a descriptor that is as ready as an endpoint |
-//! | `direct` | two programs of this host that talk without the node |
-//! | [`lanes`] | the memory by which they do |
+//! | `direct` | programs of this host that talk to their peers without the node |
 //! | [`leases`] | programs that copy by themselves |
-//! | `shared` | memory that node and programs have mapped |
 //! | [`protocol`] | what programs and node say to each other |
 //!
 //! All inputs go through one lock. Outputs are done while it is held: a message is a copy into a
@@ -23,11 +21,9 @@
 pub mod cards;
 mod clients;
 mod direct;
-pub mod lanes;
 pub mod leases;
 pub mod protocol;
 mod ready;
-mod shared;
 mod windows;
 
 use std::{
@@ -320,6 +316,9 @@ impl State {
                     bytes,
                 } => self.poke(peer, address, &bytes),
                 Output::Changed(endpoint) => self.refresh(endpoint),
+                Output::Ring(endpoint, bell) => self.rung(endpoint, bell),
+                // Lanes are a card's.
+                Output::Lay(endpoint) => self.node.handle(Input::Laid(endpoint, None)),
             }
         }
     }

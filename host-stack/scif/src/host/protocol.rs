@@ -3,7 +3,8 @@
 //! [`Call::Register`] and [`Call::Pool`], any file with [`Call::RegisterFile`], the new endpoint's socket with [`Answer::Accepted`].
 
 use serde::{Deserialize, Serialize};
-use snaprig_wire::scif::{NodeId, PortId};
+use snaprig_scif_lanes::host::Place;
+use snaprig_wire::scif::{Bell, NodeId, PortId};
 
 use super::cards::CardState;
 
@@ -56,8 +57,12 @@ pub enum Call {
     Join(u64),
     /// A descriptor that is as ready as the endpoint is comes with the answer.
     Descriptor,
+    /// The same, and the node keeps none: nobody asks for another one, or polls it but to sleep by lanes. Descriptors are few.
+    OnlyDescriptor,
     /// What a direct connection is made of comes with the answer (`direct`).
     Direct,
+    /// A program of a card is to be told of this.
+    Ring(Bell),
     ConnectAsync(PortId),
     AcceptNow,
     Write {
@@ -149,10 +154,8 @@ pub enum Answer {
     Endpoint(u64),
     /// A file comes with this, and may become shorter while it is mapped.
     File,
-    /// The lanes' memory, the own socket and the peer's come with this.
-    Direct {
-        side: u8,
-    },
+    /// The file of the lanes' memory, the own socket and, if it is here, the peer's come with this.
+    Direct(Place),
     Count(u32),
     Mask(i16),
     Plan {

@@ -27,7 +27,7 @@ use rustix::{
 use snaprig_pci::host::Mapping;
 use snaprig_wire::{
     dma::HOST_BASE,
-    scif::{Body, Extent, HOST, Message, NodeId, PAGE},
+    scif::{Body, Extent, HOST, Message, NodeId, PAGE, Way},
 };
 
 use super::{
@@ -298,6 +298,17 @@ impl State {
         })
     }
 
+    /// The file that has the lanes of an endpoint's connection, and where: those of a card that lives.
+    pub(super) fn lanes_file(&self, endpoint: EndpointId, at: Extent) -> Option<(OwnedFd, u64)> {
+        let node = self.node.peer(endpoint)?.node;
+        let segment = self.segment_of_card(node, at)?;
+        let (file, _) = self.memory(segment.memory)?;
+        segment
+            .offset
+            .is_multiple_of(PAGE)
+            .then_some((file, segment.offset))
+    }
+
     fn window_at(&self, node: NodeId, address: u64, len: u64) -> Option<(&HostWindow, u64)> {
         let mut before = self.windows.by_address.range((node, 0)..=(node, address));
         let ((_, start), window) = before.next_back()?;
@@ -376,8 +387,12 @@ impl State {
     /// lies, or it cannot be done.
     pub(super) fn translate(&mut self, message: &mut Message) -> bool {
         let (from, to) = (message.from.node, message.to.node);
-        let Body::Window { extents, .. } = &mut message.body else {
-            return true;
+        let extents = match &mut message.body {
+            Body::Window { extents, .. } => extents.as_mut_slice(),
+            Body::Connect(Way::Lanes(extent)) | Body::Accepted(Way::Lanes(extent)) => {
+                std::slice::from_mut(extent)
+            }
+            _ => return true,
         };
         if from == HOST || to == HOST {
             return true;

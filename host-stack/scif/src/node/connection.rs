@@ -97,7 +97,7 @@ impl Node {
         (endpoint.peer_closed, endpoint.closed_sent) = (false, false);
         endpoint.lost = false;
         self.out(Output::Changed(id));
-        self.tell(id, Body::Connect);
+        self.ask_for_connection(id);
         match request {
             Some(_) => Ok(None),
             None => Err(libc::EINPROGRESS),
@@ -121,12 +121,16 @@ impl Node {
             Ok(()) => State::Connected,
             Err(_) => State::Bound,
         };
+        // Refused, if they are still there.
+        let laid = endpoint.laid.take();
         let port = endpoint.port.unwrap_or(0);
         match request {
             Some(request) => self.done(request, result.map(|()| Value::Port(port))),
             None => endpoint.outcome = Some(result),
         }
+        self.release_lanes(laid);
         self.out(Output::Changed(id));
+        self.end_abandoned(id);
     }
 
     pub(super) fn accept(
@@ -154,29 +158,24 @@ impl Node {
         if listener.accepts.is_empty() || listener.incoming.is_empty() {
             return;
         }
-        let (Some(request), Some((peer, connection)), Some(port)) = (
+        let (Some(request), Some((peer, connection, way)), Some(port)) = (
             listener.accepts.pop_front(),
             listener.incoming.pop_front(),
             listener.port,
         ) else {
             return;
         };
+        let is_willing = listener.is_willing;
         let accepted = self.next_endpoint;
         self.next_endpoint += 1;
         let mut endpoint = Endpoint::new(self.window);
         endpoint.state = State::Connected;
         endpoint.port = Some(port);
         (endpoint.peer, endpoint.connection) = (peer, connection);
+        endpoint.is_willing = is_willing;
         self.endpoints.insert(accepted, endpoint);
         self.out(Output::Changed(id));
-        self.tell(accepted, Body::Accepted);
-        self.done(
-            request,
-            Ok(Value::Accepted {
-                endpoint: accepted,
-                peer,
-            }),
-        );
+        self.accept_by(accepted, way, request);
     }
 
     pub(super) fn close_and_wait(
@@ -195,9 +194,13 @@ impl Node {
             return;
         };
         endpoint.closed = true;
+        self.abandon_lanes(id);
+        let Some(endpoint) = self.endpoints.get_mut(&id) else {
+            return;
+        };
         let refused = std::mem::take(&mut endpoint.incoming);
         let port = endpoint.port;
-        for (peer, connection) in refused {
+        for (peer, connection, _) in refused {
             let from = PortId {
                 node: self.id,
                 port: port.unwrap_or(0),
@@ -218,7 +221,11 @@ impl Node {
             State::Connected => {}
             _ => endpoint.peer_closed = true,
         }
+        let held = endpoint.lanes.and_then(|lanes| lanes.held);
         self.out(Output::Changed(id));
+        if let Some(mapping) = held {
+            self.unmapped(mapping);
+        }
         self.try_finish_close(id);
     }
 
@@ -230,6 +237,8 @@ impl Node {
         let mut requests: Vec<RequestId> = endpoint.accepts.drain(..).collect();
         requests.extend(endpoint.receives.drain(..).map(|(request, _)| request));
         requests.extend(std::mem::take(&mut endpoint.asked).into_values());
+        let questioned = std::mem::take(&mut endpoint.questioned);
+        requests.extend(questioned.values().map(|it| it.request));
         requests.extend(
             std::mem::take(&mut endpoint.unregistering)
                 .into_values()
@@ -237,16 +246,30 @@ impl Node {
         );
         let waiting = std::mem::take(&mut endpoint.waiting);
         requests.extend(waiting.iter().filter_map(|waiting| waiting.request()));
+        requests.extend(endpoint.accepting.take());
+        let registered = std::mem::take(&mut endpoint.registering);
         let sends = std::mem::take(&mut endpoint.sends);
+        let mut laid = None;
         if let State::Connecting(request) = endpoint.state {
+            laid = endpoint.laid.take();
             requests.extend(request);
             endpoint.state = State::Bound;
             if request.is_none() {
                 endpoint.outcome = Some(Err(errno));
             }
         }
+        self.release_lanes(laid);
+        for registration in questioned.into_values() {
+            self.out(Output::Release(registration.backing));
+        }
         for sending in sends {
             self.done(sending.request, sending.failed(errno));
+        }
+        // They are windows, whoever knows of them.
+        for (request, offset) in registered {
+            if let Some(request) = request {
+                self.done(request, Ok(Value::Offset(offset)));
+            }
         }
         for request in requests {
             self.done(request, Err(errno));
@@ -283,7 +306,12 @@ impl Node {
         }
         let closing = endpoint.closing.take();
         if endpoint.closed && !held && endpoint.mappings.is_empty() {
-            self.endpoints.remove(&id);
+            let lanes = self
+                .endpoints
+                .remove(&id)
+                .and_then(|endpoint| endpoint.lanes);
+            let backing = lanes.and_then(|lanes| lanes.backing);
+            self.outputs.extend(backing.map(Output::Release));
         }
         self.release(gone);
         if let Some(request) = closing {
@@ -310,6 +338,7 @@ impl Node {
 
     pub(super) fn peer_down(&mut self, node: NodeId) {
         let was_there = self.neighbours.remove(&node);
+        self.unmappable.remove(&node);
         let (own, through_host) = (self.id, self.id != HOST && node == HOST);
         self.lose_peers(|peer| peer.node == node || through_host && peer.node != own);
         if own == HOST && was_there {
@@ -348,7 +377,7 @@ impl Node {
     /// The connections to these peers end.
     pub(super) fn lose_peers(&mut self, is_lost: impl Fn(PortId) -> bool) {
         for endpoint in self.endpoints.values_mut() {
-            endpoint.incoming.retain(|(peer, _)| !is_lost(*peer));
+            endpoint.incoming.retain(|(peer, ..)| !is_lost(*peer));
         }
         let lost: Vec<_> = self
             .endpoints

@@ -182,6 +182,9 @@ impl Node {
 
     /// The peer's answer.
     pub(super) fn fenced(&mut self, id: EndpointId, number: u64, result: Result<i32, i32>) {
+        if self.answered(id, number) {
+            return;
+        }
         let endpoint = self.endpoints.get_mut(&id);
         let Some(request) = endpoint.and_then(|e| e.asked.remove(&number)) else {
             return;

@@ -25,6 +25,7 @@
 
 mod connection;
 mod fence;
+mod lanes;
 mod rma;
 mod route;
 mod stream;
@@ -35,10 +36,16 @@ mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use snaprig_wire::scif::{NodeId, PORT_DYNAMIC, PortId, WINDOW_BYTES};
+use snaprig_wire::scif::{Extent, NodeId, PORT_DYNAMIC, PortId, WINDOW_BYTES, Way};
 
+pub use self::lanes::Lanes;
 pub use self::types::{Input, Local, Op, Output, Recall, Value};
-use self::{fence::Waiting, rma::CopyOptions, stream::Sending, window::Window};
+use self::{
+    fence::Waiting,
+    rma::CopyOptions,
+    stream::Sending,
+    window::{Registration, Window},
+};
 
 /// An endpoint of this node.
 pub type EndpointId = u64;
@@ -76,8 +83,15 @@ struct Endpoint {
     connection: u32,
     /// How a connect that does not block has ended, until that is asked.
     outcome: Option<Result<(), i32>>,
+    /// Its program takes lanes.
+    is_willing: bool,
+    /// Lanes that it offers.
+    laid: Option<(Extent, BackingId)>,
+    /// Accepted for this request, once lanes are laid.
+    accepting: Option<RequestId>,
+    lanes: Option<Lanes>,
     backlog: usize,
-    incoming: VecDeque<(PortId, u32)>,
+    incoming: VecDeque<(PortId, u32, Way)>,
     accepts: VecDeque<RequestId>,
     received: VecDeque<u8>,
     credit: usize,
@@ -86,6 +100,10 @@ struct Endpoint {
     windows: BTreeMap<i64, Window>,
     /// Unregistered, and mapped by the peer.
     retired: BTreeMap<i64, Window>,
+    /// Registrations that wait for the peer to say what it has mapped, under the number of its answer.
+    questioned: BTreeMap<u64, Registration>,
+    /// Offsets of windows that the peer does not know yet, in the order in which it is told.
+    registering: VecDeque<(Option<RequestId>, i64)>,
     unregistering: BTreeMap<(i64, u64), Option<RequestId>>,
     peer_windows: BTreeMap<i64, Window>,
     peer_window_part: Option<i64>,
@@ -126,6 +144,8 @@ pub struct Node {
     jobs: BTreeMap<JobId, (Option<RequestId>, EndpointId)>,
     mappings: BTreeMap<MappingId, EndpointId>,
     neighbours: BTreeSet<NodeId>,
+    /// Of these, those whose memory programs of this one cannot map.
+    unmappable: BTreeSet<NodeId>,
     /// Other cards, as the host tells a card.
     others: BTreeSet<NodeId>,
     outputs: VecDeque<Output>,
@@ -151,6 +171,7 @@ impl Node {
             jobs: BTreeMap::new(),
             mappings: BTreeMap::new(),
             neighbours: BTreeSet::new(),
+            unmappable: BTreeSet::new(),
             others: BTreeSet::new(),
             outputs: VecDeque::new(),
             recalls: VecDeque::new(),
@@ -173,6 +194,7 @@ impl Node {
             Input::PeerDown(node) => self.peer_down(node),
             Input::CopyDone(job, result) => self.copy_done(job, result),
             Input::Unmapped(mapping) => self.unmapped(mapping),
+            Input::Laid(id, laid) => self.laid(id, laid),
         }
     }
 
@@ -284,11 +306,14 @@ impl Node {
                 prot,
                 backing,
             } => {
-                let result = self.register(id, extents, offset, prot, backing);
-                if result.is_err() {
-                    self.out(Output::Release(backing));
-                }
-                result
+                let registration = Registration {
+                    request,
+                    extents,
+                    offset,
+                    prot,
+                    backing,
+                };
+                self.register(id, registration)
             }
             Op::Unregister { offset, len } => self.unregister(request, id, offset, len),
             Op::Rma {
@@ -314,6 +339,9 @@ impl Node {
             } => self.plan(id, local, len, remote, write),
             Op::Lease(remote) => self.lease(id, remote),
             Op::Map { offset, len, prot } => self.map(id, offset, len, prot),
+            Op::Willing => self.willing(id),
+            Op::MapLanes => self.map_lanes(id),
+            Op::Ring(bell) => self.ring(id, bell),
             Op::FenceMark { peer } => self.fence_mark(request, id, peer),
             Op::FenceWait(mark) => self.fence_wait(request, id, mark),
             Op::FenceSignal {
@@ -351,6 +379,11 @@ impl Node {
 
     /// The request ends untold. Bytes that it had sent.
     fn forget(&mut self, request: RequestId) -> Option<usize> {
+        let connecting = State::Connecting(Some(request));
+        let gives_up = self.endpoints.iter().find(|(_, it)| it.state == connecting);
+        if let Some(id) = gives_up.map(|(id, _)| *id) {
+            self.abandon_lanes(id);
+        }
         let mut found = None;
         for (id, endpoint) in &mut self.endpoints {
             let sent = endpoint.sends.iter().find(|s| s.request == request);
@@ -364,8 +397,17 @@ impl Node {
             endpoint.accepts.retain(|r| gone(*r == request));
             endpoint.receives.retain(|(r, _)| gone(*r == request));
             endpoint.asked.retain(|_, r| gone(*r == request));
+            endpoint.questioned.retain(|_, registration| {
+                let is = registration.request == request;
+                if is {
+                    let backing = registration.backing;
+                    self.outputs.push_back(Output::Release(backing));
+                }
+                gone(is)
+            });
             endpoint.waiting.retain(|w| gone(w.is_for(request)));
-            for waiting in endpoint.unregistering.values_mut() {
+            let registering = endpoint.registering.iter_mut().map(|(waits, _)| waits);
+            for waiting in endpoint.unregistering.values_mut().chain(registering) {
                 if *waiting == Some(request) {
                     *waiting = None;
                     is_here = true;
@@ -394,6 +436,9 @@ impl Node {
     }
 
     fn interrupt(&mut self, request: RequestId) {
+        if self.end_registering(request) {
+            return;
+        }
         match self.forget(request) {
             Some(0) => self.done(request, Err(libc::EINTR)),
             Some(sent) => self.done(request, Ok(Value::Count(sent))),
@@ -411,6 +456,10 @@ impl Endpoint {
             peer: PortId { node: 0, port: 0 },
             connection: 0,
             outcome: None,
+            is_willing: false,
+            laid: None,
+            accepting: None,
+            lanes: None,
             backlog: 0,
             incoming: VecDeque::new(),
             accepts: VecDeque::new(),
@@ -420,6 +469,8 @@ impl Endpoint {
             receives: VecDeque::new(),
             windows: BTreeMap::new(),
             retired: BTreeMap::new(),
+            questioned: BTreeMap::new(),
+            registering: VecDeque::new(),
             unregistering: BTreeMap::new(),
             peer_windows: BTreeMap::new(),
             peer_window_part: None,

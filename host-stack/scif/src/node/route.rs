@@ -1,6 +1,6 @@
 //! Messages to and from other nodes, by way of the host.
 
-use snaprig_wire::scif::{Body, HOST, Message, PortId};
+use snaprig_wire::scif::{Body, HOST, Message, PortId, Way};
 
 use super::{ENDPOINTS_MAX, EndpointId, Node, Output, State};
 
@@ -45,7 +45,7 @@ impl Node {
             return;
         }
         match message.body {
-            Body::Connect => return self.incoming(&message),
+            Body::Connect(way) => return self.incoming(&message, way),
             Body::Found(node) if message.from.node == HOST && self.id != HOST => {
                 if node != HOST && node != self.id && self.others.len() < NODES_MAX {
                     self.others.insert(node);
@@ -83,7 +83,7 @@ impl Node {
     fn forward(&mut self, message: Message) {
         if self.neighbours.contains(&message.to.node) {
             self.out(Output::Send(message.to.node, message));
-        } else if let Body::Connect = message.body {
+        } else if let Body::Connect(_) = message.body {
             self.answer(&message, Body::Refused);
         } else if !matches!(message.body, Body::Closed | Body::Refused) {
             self.answer(&message, Body::Closed);
@@ -100,7 +100,7 @@ impl Node {
         self.deliver(answer);
     }
 
-    fn incoming(&mut self, message: &Message) {
+    fn incoming(&mut self, message: &Message, way: Way) {
         let listener = self.endpoints.iter_mut().find(|(_, e)| {
             e.state == State::Listening && e.port == Some(message.to.port) && !e.closed
         });
@@ -109,7 +109,7 @@ impl Node {
                 let id = *id;
                 endpoint
                     .incoming
-                    .push_back((message.from, message.connection));
+                    .push_back((message.from, message.connection, way));
                 if self.endpoints.len() < ENDPOINTS_MAX {
                     self.accept_next(id);
                 }
@@ -125,12 +125,12 @@ impl Node {
             return;
         };
         match message.body {
-            Body::Connect | Body::Lost(_) | Body::Found(_) => {}
-            Body::Accepted => self.connect_ended(id, Ok(())),
+            Body::Connect(_) | Body::Lost(_) | Body::Found(_) => {}
+            Body::Accepted(way) => self.accepted(id, way),
             Body::Refused => self.connect_ended(id, Err(libc::ECONNREFUSED)),
             Body::Data(bytes) => {
-                if endpoint.received.len() + bytes.len() > window {
-                    // More than it has credit for: the peer is broken.
+                if endpoint.received.len() + bytes.len() > window || endpoint.lanes.is_some() {
+                    // More than it has credit for, or not by the lanes: the peer is broken.
                     return self.reset(id);
                 }
                 if endpoint.state == State::Connected && !endpoint.closed {
@@ -153,6 +153,7 @@ impl Node {
             } => {
                 self.peer_window(id, offset, prot, more, extents);
             }
+            Body::Windowed => self.windowed(id),
             Body::Unwindow { offset, len } => self.unwindow(id, offset, len),
             Body::Unwindowed { offset, len, held } => self.unwindowed(id, offset, len, held),
             Body::Held => endpoint.peer_holds = true,
@@ -160,6 +161,11 @@ impl Node {
             Body::Fence(number, fence) => self.fence(id, number, fence),
             Body::Fenced(number, result) => self.fenced(id, number, result),
             Body::Poke { offset, value } => self.poke(id, offset, value),
+            Body::Ring(bell) => {
+                if endpoint.lanes.is_some() && !endpoint.closed {
+                    self.out(Output::Ring(id, bell));
+                }
+            }
             Body::Closed => self.reset(id),
         }
     }

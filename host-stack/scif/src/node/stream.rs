@@ -35,13 +35,22 @@ impl Endpoint {
 }
 
 impl Node {
+    /// A connected endpoint whose bytes go by the nodes.
+    fn by_nodes(&mut self, id: EndpointId) -> Result<&mut Endpoint, i32> {
+        let endpoint = self.connected(id)?;
+        match endpoint.lanes {
+            None => Ok(endpoint),
+            Some(_) => Err(libc::EOPNOTSUPP),
+        }
+    }
+
     pub(super) fn send(
         &mut self,
         request: RequestId,
         id: EndpointId,
         data: Vec<u8>,
     ) -> Result<Option<Value>, i32> {
-        let endpoint = self.connected(id)?;
+        let endpoint = self.by_nodes(id)?;
         if data.is_empty() {
             return Ok(Some(Value::Unit));
         }
@@ -63,7 +72,7 @@ impl Node {
         block: bool,
     ) -> Result<Option<Value>, i32> {
         let window = self.window;
-        let endpoint = self.connected(id)?;
+        let endpoint = self.by_nodes(id)?;
         if !block {
             let room = match endpoint.sends.is_empty() {
                 true => endpoint.room(window),
@@ -130,6 +139,7 @@ impl Node {
     ) -> Result<Option<Value>, i32> {
         let endpoint = self.endpoint(id)?;
         match endpoint.state {
+            _ if endpoint.lanes.is_some() => return Err(libc::EOPNOTSUPP),
             State::Connected => {}
             // What came before the end may still be read.
             State::Reset if !endpoint.received.is_empty() => {}

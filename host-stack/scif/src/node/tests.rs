@@ -2,6 +2,7 @@
 
 mod credit;
 mod fences;
+mod lanes;
 mod leases;
 mod losses;
 
@@ -10,7 +11,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use snaprig_wire::{
     dma::Descriptor,
-    scif::{Body, Extent, Fence, Message, PAGE},
+    scif::{Bell, Body, Extent, Fence, LANES_BYTES, Message, PAGE, Way},
 };
 
 use super::*;
@@ -26,6 +27,9 @@ struct Net {
     copies: Vec<(usize, u64, Vec<Descriptor>)>,
     released: Vec<(usize, BackingId)>,
     pokes: Vec<(usize, u64, u64)>,
+    rings: Vec<(usize, EndpointId, Bell)>,
+    /// For lanes.
+    has_room: bool,
     next: u64,
 }
 
@@ -38,6 +42,8 @@ impl Net {
             copies: Vec::new(),
             released: Vec::new(),
             pokes: Vec::new(),
+            rings: Vec::new(),
+            has_room: true,
             next: 0,
         };
         for card in 1..3 {
@@ -66,6 +72,15 @@ impl Net {
                     self.pokes.push((at, address, value));
                 }
                 Output::Changed(_) => {}
+                Output::Lay(endpoint) => {
+                    self.next += 1;
+                    let (address, len) = (self.next << 32, LANES_BYTES);
+                    let laid = self
+                        .has_room
+                        .then_some((Extent { address, len }, self.next));
+                    self.nodes[at].handle(Input::Laid(endpoint, laid));
+                }
+                Output::Ring(endpoint, bell) => self.rings.push((at, endpoint, bell)),
             }
         }
     }
@@ -90,8 +105,9 @@ impl Net {
 
     fn request(&mut self, at: usize, endpoint: EndpointId, op: Op) -> RequestId {
         self.next += 1;
-        self.input(at, Input::Request(self.next, endpoint, op));
-        self.next
+        let request = self.next;
+        self.input(at, Input::Request(request, endpoint, op));
+        request
     }
 
     fn ask(&mut self, at: usize, endpoint: EndpointId, op: Op) -> Result<Value, i32> {
@@ -394,7 +410,7 @@ proptest! {
                 9 => Body::Fence(len, Fence::Signal { local: Some((offset, len)), remote: Some((offset, len)) }),
                 10 => Body::Fenced(len, Err(offset as i32)),
                 11 => Body::Poke { offset, value: len },
-                _ => Body::Accepted,
+                _ => Body::Accepted(Way::Nodes),
             };
             net.input(0, Input::Message(Message { from: peer, to: own, connection, body }));
         }

@@ -2,7 +2,7 @@
 
 use snaprig_wire::{
     dma::Descriptor,
-    scif::{Extent, Message, NodeId, PortId},
+    scif::{Bell, Extent, Message, NodeId, PortId},
 };
 
 use super::{BackingId, EndpointId, JobId, MappingId, RequestId};
@@ -111,6 +111,12 @@ pub enum Op {
         /// SCIF_FENCE_INIT_PEER.
         peer: bool,
     },
+    /// Its program takes lanes, and so do those of endpoints that are accepted through it.
+    Willing,
+    /// Where its lanes are; those of the peer's memory are mapped until [`Input::Unmapped`].
+    MapLanes,
+    /// Of its lanes, what the peer may wait for has changed.
+    Ring(Bell),
     /// scif_close, done when nobody uses the endpoint's windows any more.
     Close,
 }
@@ -174,6 +180,13 @@ pub enum Value {
     },
     /// A mark.
     Mark(i32),
+    /// Lanes.
+    Lanes {
+        /// The number of the mapping, if they are the peer's.
+        mapping: Option<MappingId>,
+        /// Where they are for this node.
+        extents: Vec<Extent>,
+    },
     /// The windows are gone from the registered address space. Whether the peer has mapped some of
     /// their memory, which therefore stays as it is.
     Gone {
@@ -205,6 +218,8 @@ pub enum Input {
     CopyDone(JobId, Result<(), i32>),
     /// A mapping is gone.
     Unmapped(MappingId),
+    /// The answer to [`Output::Lay`]: [`LANES_BYTES`](snaprig_wire::scif::LANES_BYTES), if there is room.
+    Laid(EndpointId, Option<(Extent, BackingId)>),
 }
 
 /// What the node wants done.
@@ -238,6 +253,10 @@ pub enum Output {
     Release(BackingId),
     /// What poll would say of the endpoint may have changed.
     Changed(EndpointId),
+    /// Memory of this card is wanted for the lanes of an endpoint; answered with [`Input::Laid`] before any other input.
+    Lay(EndpointId),
+    /// What the endpoint's program, or whoever polls it, may wait for has changed.
+    Ring(EndpointId, Bell),
 }
 
 /// What was leased of a connection ([`Op::Lease`]) is not to be used any more; a job stands for what is under way.

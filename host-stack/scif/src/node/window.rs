@@ -2,10 +2,14 @@
 //!
 //! ```text
 //! register    Window .. --->  the peer can use it
+//!                       <---  Windowed, if bytes go by lanes: only then is the program told
 //! unregister  Unwindow  --->  nothing new; what is under way ends
 //!                       <---  Unwindowed {held: false}: the memory goes
 //!                             Unwindowed {held: true}: it is mapped there, and stays
 //!                       <---  Released: now it goes
+//! register where such a window is, with lanes
+//!             Fence     --->
+//!                       <---  Fenced: behind what was released before, and now it is free, or not
 //! ```
 //!
 //! What must stay true: a window's pages stay until nobody uses them: every copy of either side that had begun has
@@ -13,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use snaprig_wire::scif::{Body, EXTENTS_MAX, Extent, PAGE};
+use snaprig_wire::scif::{Body, EXTENTS_MAX, Extent, Fence, PAGE};
 
 use super::{
     BackingId, Endpoint, EndpointId, MappingId, Node, Output, PROT_READ, PROT_WRITE, RequestId,
@@ -34,15 +38,86 @@ pub(super) struct Window {
     pub(super) backing: Option<BackingId>,
 }
 
+/// What a program wants to register.
+pub(super) struct Registration {
+    pub(super) request: RequestId,
+    pub(super) extents: Vec<Extent>,
+    pub(super) offset: Option<i64>,
+    pub(super) prot: u8,
+    pub(super) backing: BackingId,
+}
+
 impl Node {
+    /// Whether nothing but what the peer is known to have mapped is in the way. By lanes, the peer may have said that it has not
+    /// any more before its node has.
+    fn is_in_doubt(&mut self, id: EndpointId, registration: &Registration) -> bool {
+        let offset = registration.offset.filter(|offset| *offset >= 0);
+        let (Ok(endpoint), Some(offset)) = (self.connected(id), offset) else {
+            return false;
+        };
+        let len = total(&registration.extents).unwrap_or(0);
+        endpoint.lanes.is_some()
+            && offset.checked_add_unsigned(len).is_some()
+            && overlaps(&endpoint.retired, offset, len)
+            && !overlaps(&endpoint.windows, offset, len)
+    }
+
+    /// Registers it; or asks the peer's node for an answer first, no matter which: what it has said before comes before that.
     pub(super) fn register(
         &mut self,
         id: EndpointId,
-        extents: Vec<Extent>,
-        offset: Option<i64>,
-        prot: u8,
-        backing: BackingId,
+        registration: Registration,
     ) -> Result<Option<Value>, i32> {
+        if !self.is_in_doubt(id, &registration) {
+            return self.register_now(id, registration);
+        }
+        let number = self.next_job;
+        self.next_job += 1;
+        let endpoint = self.connected(id)?;
+        endpoint.questioned.insert(number, registration);
+        self.tell(id, Body::Fence(number, Fence::Mark));
+        Ok(None)
+    }
+
+    /// The peer's node has answered; whether it was asked for that.
+    pub(super) fn answered(&mut self, id: EndpointId, number: u64) -> bool {
+        let endpoint = self.endpoints.get_mut(&id);
+        let Some(registration) = endpoint.and_then(|it| it.questioned.remove(&number)) else {
+            return false;
+        };
+        let request = registration.request;
+        if let Some(result) = self.register_now(id, registration).transpose() {
+            self.done(request, result);
+        }
+        true
+    }
+
+    /// Whoever fails to register something gets the memory back.
+    fn register_now(
+        &mut self,
+        id: EndpointId,
+        registration: Registration,
+    ) -> Result<Option<Value>, i32> {
+        let backing = registration.backing;
+        let registered = self.try_register(id, registration);
+        if registered.is_err() {
+            self.out(Output::Release(backing));
+        }
+        registered
+    }
+
+    fn try_register(
+        &mut self,
+        id: EndpointId,
+        registration: Registration,
+    ) -> Result<Option<Value>, i32> {
+        let Registration {
+            request,
+            extents,
+            offset,
+            prot,
+            backing,
+        } = registration;
         let endpoint = self.connected(id)?;
         let len = total(&extents).ok_or(libc::EINVAL)?;
         if len == 0 || prot == 0 || prot & !(PROT_READ | PROT_WRITE) != 0 {
@@ -73,6 +148,10 @@ impl Node {
             backing: Some(backing),
         };
         endpoint.windows.insert(offset, window);
+        let has_lanes = endpoint.lanes.is_some();
+        if has_lanes {
+            endpoint.registering.push_back((Some(request), offset));
+        }
         let parts = extents.chunks(EXTENTS_MAX);
         let (mut at, count) = (offset, parts.len());
         for (index, part) in parts.enumerate() {
@@ -89,7 +168,32 @@ impl Node {
             );
             at += bytes as i64;
         }
-        Ok(Some(Value::Offset(offset)))
+        // By the nodes, what is sent from now on comes behind it.
+        Ok((!has_lanes).then_some(Value::Offset(offset)))
+    }
+
+    /// The peer knows the windows up to one more.
+    pub(super) fn windowed(&mut self, id: EndpointId) {
+        let endpoint = self.endpoints.get_mut(&id);
+        let known = endpoint.and_then(|endpoint| endpoint.registering.pop_front());
+        if let Some((Some(request), offset)) = known {
+            self.done(request, Ok(Value::Offset(offset)));
+        }
+    }
+
+    /// Who waits for the peer to know a window does so no longer: it is registered all the same.
+    pub(super) fn end_registering(&mut self, request: RequestId) -> bool {
+        let mut all = self
+            .endpoints
+            .values_mut()
+            .flat_map(|it| &mut it.registering);
+        let Some((waits, offset)) = all.find(|(waits, _)| *waits == Some(request)) else {
+            return false;
+        };
+        *waits = None;
+        let offset = *offset;
+        self.done(request, Ok(Value::Offset(offset)));
+        true
     }
 
     pub(super) fn unregister(
@@ -228,7 +332,6 @@ impl Node {
         len: u64,
         prot: u8,
     ) -> Result<Option<Value>, i32> {
-        let mapping = self.next_job;
         let endpoint = self.connected(id)?;
         if len == 0 || prot & !(PROT_READ | PROT_WRITE) != 0 {
             return Err(libc::EINVAL);
@@ -239,13 +342,25 @@ impl Node {
                 extents = slice(&endpoint.peer_windows, offset, len, bit)?;
             }
         }
+        let mapping = self.add_mapping(id, (offset, len))?;
+        Ok(Some(Value::Mapped { mapping, extents }))
+    }
+
+    /// A new mapping of memory of the peer's.
+    pub(super) fn add_mapping(
+        &mut self,
+        id: EndpointId,
+        range: (i64, u64),
+    ) -> Result<MappingId, i32> {
+        let mapping = self.next_job;
+        let endpoint = self.connected(id)?;
         if endpoint.mappings.len() >= MAPPINGS_MAX {
             return Err(libc::ENOMEM);
         }
-        endpoint.mappings.insert(mapping, (offset, len));
+        endpoint.mappings.insert(mapping, range);
         self.next_job += 1;
         self.mappings.insert(mapping, id);
-        Ok(Some(Value::Mapped { mapping, extents }))
+        Ok(mapping)
     }
 
     pub(super) fn unmapped(&mut self, mapping: MappingId) {
@@ -326,6 +441,9 @@ impl Node {
                 );
                 endpoint.peer_window_part = more.then_some(offset);
             }
+        }
+        if endpoint.lanes.is_some() && !more {
+            self.tell(id, Body::Windowed);
         }
     }
 }

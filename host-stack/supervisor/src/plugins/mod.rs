@@ -49,8 +49,7 @@ use snaprig_resources::{
     board::Board,
     error::{Error, Result},
 };
-use snaprig_tracee::descriptors::me;
-use snaprig_tracee::freeze;
+use snaprig_tracee::tree;
 
 pub use self::gathered::ReadyPlugins;
 use self::relay::Relay;
@@ -69,6 +68,8 @@ const JOB: u64 = u64::MAX - 1;
 const VALUE_MAX: usize = MESSAGE_MAX - 16;
 /// How long a supervisor stands still at most until plugins have resumed; after that they do while it does other things.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
+/// How long plugins may take to say what they are.
+const INTRODUCTION_MAX: Duration = Duration::from_secs(30);
 
 /// Phases of a move that can be undone.
 const UNDECIDED: [Phase; 2] = [Phase::Rebuild, Phase::Exchange];
@@ -174,6 +175,19 @@ impl Plugins {
     /// Whether there are no programs with plugins.
     pub fn are_none(&self) -> bool {
         self.sockets.is_empty()
+    }
+
+    /// Waits until so many have said what they are: who has been told of this supervisor while it ran.
+    pub fn expect(&mut self, plugins: u32) -> Result<()> {
+        let until = Instant::now() + INTRODUCTION_MAX;
+        while self.machine.counts().values().sum::<u32>() < plugins {
+            if Instant::now() >= until {
+                let what = format!("not all of its {plugins} plugins have said what they are");
+                return Err(Error::Job { what });
+            }
+            self.hear(Some(until), None);
+        }
+        Ok(())
     }
 
     /// Takes the plugins of a restarted tree, whose processes' ends of connections these are the others of, to where the
@@ -436,14 +450,13 @@ impl Plugins {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let own = me();
         while let Ok(socket) = accept_with(&self.listener, flags) {
             let peer = sockopt::socket_peercred(&socket);
             let Ok(pid) = peer.map(|peer| peer.pid.as_raw_nonzero().get()) else {
                 continue;
             };
             // Who is none of the tree has no plugins in it.
-            if freeze::is_descendant(pid, own)
+            if tree::is_ours(pid)
                 && let Err(error) = self.add(socket, pid)
             {
                 tracing::warn!(%error, pid, "its plugins are not known");

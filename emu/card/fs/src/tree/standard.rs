@@ -6,7 +6,11 @@ use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::CardMemory;
 
 use super::vfs::{Node, Vfs};
-use crate::{files::memory_device, proc};
+use crate::{
+    files::memory_device,
+    proc::{self, ProcFile},
+    processors::{self, Topology},
+};
 
 /// What the C library looks up: the card's only user and group, and its own name.
 const CONFIGURATION: [(&str, &str); 3] = [
@@ -54,5 +58,22 @@ impl Vfs {
             vfs.put(path, Node::Proc(*file))?;
         }
         Ok(vfs)
+    }
+
+    /// What /sys says of each processor.
+    pub fn put_processors(&mut self, topology: &Topology) -> Result<(), Errno> {
+        processors::host_entry();
+        for number in 0..topology.processors() {
+            for (directory, texts) in processors::directories() {
+                let directory = format!("{}/cpu{number}/{directory}", processors::DIRECTORY);
+                self.make_directories(&directory)?;
+                let directory = self.lookup(self.root(), &directory, true)?;
+                for (name, text) in texts {
+                    let node = Node::Proc(ProcFile::Processor(number, text));
+                    self.add(directory, name, node)?;
+                }
+            }
+        }
+        Ok(())
     }
 }

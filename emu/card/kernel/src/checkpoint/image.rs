@@ -160,7 +160,10 @@ impl SpaceImage {
             start,
             end: area.end,
             prot: area.prot,
-            shared: area.shared,
+            shared: match &area.backing {
+                Backing::Device { memory, .. } => !memory.is_left_empty(),
+                _ => area.shared,
+            },
             traits: area.traits,
             file: match &area.backing {
                 // What is shared and of no file is gone.

@@ -12,7 +12,10 @@ use snaprig_card_driver::{
     file::{Cx, Description, File},
     wait::SysResult,
 };
-use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_fs::{
+    Topology,
+    console::{Input, Output},
+};
 use snaprig_card_kernel::{Config, ExitStatus, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
@@ -59,7 +62,7 @@ pub fn run_with(
     let kernel = Kernel::new(Config {
         platform: platform::choose(Some(kind), &memory).unwrap(),
         memory: memory.clone(),
-        cores: 4,
+        topology: Topology::of_cores(4),
         node: 1,
     })
     .unwrap();

@@ -6,7 +6,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_fs::{
+    Topology,
+    console::{Input, Output},
+};
 use snaprig_card_kernel::{Config, ExitStatus, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
@@ -61,7 +64,7 @@ pub fn run_on(
     let kernel = Kernel::new(Config {
         memory: memory.clone(),
         platform,
-        cores: 4,
+        topology: Topology::of_cores(4),
         node: 1,
     })
     .unwrap();

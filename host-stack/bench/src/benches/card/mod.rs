@@ -22,7 +22,10 @@ use snaprig_card_driver::{
     file::{Cx, Description, File},
     wait::SysResult,
 };
-use snaprig_card_fs::console::{Input, Output};
+use snaprig_card_fs::{
+    Topology,
+    console::{Input, Output},
+};
 use snaprig_card_kernel::{Config, ExitStatus, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind, choose};
@@ -304,7 +307,7 @@ fn run_on_card(
         let kernel = Kernel::new(Config {
             platform: choose(Some(kind), &memory)?,
             memory,
-            cores: 4,
+            topology: Topology::of_cores(4),
             node: 1,
         })
         .map_err(|errno| format!("a card kernel: errno {}", errno.0))?;

@@ -487,7 +487,7 @@ struct Migrated {
 }
 
 /// What a command says as JSON.
-fn said<T: serde::de::DeserializeOwned>(command: &mut Command) -> Result<T, AnyError> {
+pub(super) fn said<T: serde::de::DeserializeOwned>(command: &mut Command) -> Result<T, AnyError> {
     let output = command.output()?;
     match output.status.success() {
         true => Ok(serde_json::from_slice(&output.stdout)?),
@@ -533,7 +533,7 @@ impl Drop for Job {
     }
 }
 
-fn wait_for(mut is_so: impl FnMut() -> bool) -> Result<(), AnyError> {
+pub(super) fn wait_for(mut is_so: impl FnMut() -> bool) -> Result<(), AnyError> {
     let begun = Instant::now();
     while !is_so() {
         if begun.elapsed() > PATIENCE {
@@ -566,7 +566,7 @@ fn read_file(path: &Path, bytes: u64) -> Result<(), AnyError> {
 }
 
 /// Has the kernel forget what it has in memory of a file, or of all files of a directory.
-fn drop_cached(path: &Path) -> Result<(), AnyError> {
+pub(super) fn drop_cached(path: &Path) -> Result<(), AnyError> {
     if path.is_dir() {
         for entry in fs::read_dir(path)? {
             drop_cached(&entry?.path())?;

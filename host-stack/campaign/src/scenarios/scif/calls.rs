@@ -12,13 +12,13 @@ use snaprig_scif::{
 use snaprig_sim::engine::Lane;
 use snaprig_wire::{
     dma::Descriptor,
-    scif::{HOST, NodeId},
+    scif::{Body, HOST, NodeId},
 };
 
 use super::{
     Refusal,
     canary::Canary,
-    invariants,
+    invariants, lanes,
     memory::{Part, Window},
     run::{Event, World},
 };
@@ -231,6 +231,11 @@ impl World {
             }
             (Input::Open(endpoint), _) => {
                 self.owners.insert((node, *endpoint), program);
+                if self.work.takes_lanes[program] {
+                    let willing = Input::Request(lanes::WILLING, *endpoint, Op::Willing);
+                    self.node_hears(node, input);
+                    return self.node_hears(node, willing);
+                }
             }
             (Input::Close(endpoint), _) => self.closes(node, *endpoint),
             (Input::Cancel(request), _) => {
@@ -240,7 +245,9 @@ impl World {
             }
             _ => {}
         }
-        self.node_hears(node, input);
+        if !self.takes_lanes(node, &input) {
+            self.node_hears(node, input);
+        }
         self.pump(node);
         self.current = None;
     }
@@ -261,7 +268,9 @@ impl World {
         let owned: Vec<_> = owned.map(|((_, endpoint), _)| *endpoint).collect();
         for endpoint in owned {
             self.closes(node, endpoint);
-            self.node_hears(node, Input::Close(endpoint));
+            let close = Input::Close(endpoint);
+            self.takes_lanes(node, &close);
+            self.node_hears(node, close);
             self.pump(node);
         }
     }
@@ -274,25 +283,13 @@ impl World {
         }
         match output {
             Output::Send(to, message) => {
+                self.announces(node, &message.body);
                 if self.may_send(&message) {
                     self.send_message(own, node, to, &message);
                 }
             }
-            Output::Done(request, result) => match self.asked.remove(&request) {
-                Some(asked) => {
-                    let mut jobs = self.jobs.values();
-                    if result.is_ok() && jobs.any(|job| job.awaited == Some(request)) {
-                        let how = format!("call {request} has ended, and its RMA has not");
-                        self.violation(invariant::RDMA, how);
-                    }
-                    self.remember(&asked, &result);
-                    self.answer(asked, result);
-                }
-                None => self.violation(
-                    invariant::CONTRADICTION,
-                    format!("call {request} is told {result:?}, and has ended"),
-                ),
-            },
+            Output::Done(request, _) if lanes::is_of_driver(request) => {}
+            Output::Done(request, result) => self.ended(request, result),
             Output::Copy {
                 job, peer, copies, ..
             } => self.begin_copy(node, job, peer, copies),
@@ -300,6 +297,7 @@ impl World {
                 if self.leaking && self.canary == Some(Canary::LeakedWindow) {
                     return;
                 }
+                self.laid.release(backing);
                 if !self.memory.release(backing) {
                     let how = format!("backing {backing} is given back again");
                     self.violation(invariants::BACKINGS, how);
@@ -309,7 +307,53 @@ impl World {
                 }
             }
             Output::Poke { address, bytes, .. } => self.poke(node, address, &bytes),
-            Output::Changed(_) => {}
+            Output::Changed(endpoint) | Output::Ring(endpoint, _) => {
+                self.look_again(node, endpoint);
+            }
+            Output::Lay(endpoint) => self.lay(node, endpoint),
+        }
+    }
+
+    /// A call has ended.
+    pub fn ended(&mut self, request: RequestId, result: Result<Value, i32>) {
+        let Some(asked) = self.asked.remove(&request) else {
+            let how = format!("call {request} is told {result:?}, and has ended");
+            return self.violation(invariant::CONTRADICTION, how);
+        };
+        let mut jobs = self.jobs.values();
+        if result.is_ok() && jobs.any(|job| job.awaited == Some(request)) {
+            let how = format!("call {request} has ended, and its RMA has not");
+            self.violation(invariant::RDMA, how);
+        }
+        self.remember(&asked, &result);
+        self.answer(asked, result);
+    }
+
+    /// A peer is told of a window: from then on there is one, whenever the call ends.
+    fn announces(&mut self, node: NodeId, body: &Body) {
+        let Body::Window {
+            offset, extents, ..
+        } = body
+        else {
+            return;
+        };
+        let mut asked = self.asked.values().filter(|asked| asked.node == node);
+        let found = asked.find_map(|asked| match (&asked.what, asked.who) {
+            (Request::Register(backing, prot), Caller::Side(side, _))
+                if self.memory.extents(*backing).starts_with(extents) =>
+            {
+                Some((side, *backing, *prot))
+            }
+            _ => None,
+        });
+        if let Some((side, backing, prot)) = found {
+            let window = Window {
+                backing,
+                prot,
+                since_ns: u64::MAX,
+                going: false,
+            };
+            self.sides[side].windows.insert(*offset, window);
         }
     }
 

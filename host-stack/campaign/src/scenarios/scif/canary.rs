@@ -13,6 +13,8 @@ crate::canaries! {
         EarlyAnswer = "early-answer",
         /// A SCIF node does not say that its program has read.
         LostCredit = "lost-credit",
+        /// A card's bell is not heard.
+        LostBell = "lost-bell",
         /// A SCIF node's fence does not wait for RMA that no call waits for.
         EarlyFence = "early-fence",
         /// A SCIF node keeps memory of windows whose peer it has lost.
@@ -27,12 +29,13 @@ crate::canaries! {
 impl World {
     /// Whether a node with the bug of this run sends this message.
     pub fn may_send(&mut self, message: &Message) -> bool {
-        if let Body::Connect = message.body {
+        if let Body::Connect(_) = message.body {
             let ends = (message.from, message.to);
             self.latest.insert(ends, message.connection);
         }
         match message.body {
             Body::Credit(_) => self.canary != Some(Canary::LostCredit),
+            Body::Ring(_) => self.canary != Some(Canary::LostBell),
             _ => true,
         }
     }
@@ -69,7 +72,7 @@ impl World {
                 let own = self.process_of(node);
                 self.send_message(own, node, next, &answer);
             }
-            (Canary::StaleConnection, body) if !matches!(body, Body::Connect) => {
+            (Canary::StaleConnection, body) if !matches!(body, Body::Connect(_)) => {
                 if let Some(latest) = self.latest_of(message.from, message.to) {
                     message.connection = latest;
                 }

@@ -33,7 +33,7 @@ struct Backing {
 pub struct Window {
     /// Its memory.
     pub backing: BackingId,
-    /// When it was registered.
+    /// When its program heard that it is registered: u64::MAX, if it has not yet.
     pub since_ns: u64,
     /// What may be done with it.
     pub prot: u8,

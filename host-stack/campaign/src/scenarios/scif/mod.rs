@@ -20,6 +20,7 @@
 //! | `rma` | RMA and signals, as nodes want them done |
 //! | `memory` | windows, and what RMA has to do with them |
 //! | `nodes` | nodes and links, and what goes with them |
+//! | `lanes` | connections whose bytes go by lanes |
 //! | [`canary`] | planted bugs |
 //! | [`invariants`], `check` | what must be true of every run |
 //! | `draw` | plans from a seed, and those in which everything is tried |
@@ -30,6 +31,7 @@ pub mod canary;
 mod check;
 mod draw;
 pub mod invariants;
+mod lanes;
 mod memory;
 mod nodes;
 pub mod parameters;

@@ -23,6 +23,7 @@ impl World {
     pub fn lose_node(&mut self, node: NodeId) {
         self.memory.lose(node);
         self.asked.retain(|_, asked| asked.node != node);
+        self.laid.lose(node);
         self.jobs.retain(|(of, _), _| *of != node);
         self.owners.retain(|(of, _), _| *of != node);
         self.forget_node(node);

@@ -15,6 +15,7 @@ use super::{
     Canary, Ended, Parameters, Refusal, Side,
     calls::{Caller, Job, PendingCall, Request, Signal},
     draw::POINTS,
+    lanes::Laid,
     memory::Memory,
     program::{Act, Party, Program, Talking},
     work::Work,
@@ -91,6 +92,7 @@ pub struct World {
     pub jobs: BTreeMap<(NodeId, JobId), Job>,
     pub signals: BTreeMap<(NodeId, u64), Signal>,
     pub memory: Memory,
+    pub laid: Laid,
     pub refusals: Vec<Refusal>,
     pub copies: u64,
     /// Errors that DMA was told to have.
@@ -152,6 +154,7 @@ impl World {
             jobs: BTreeMap::new(),
             signals: BTreeMap::new(),
             memory: Memory::default(),
+            laid: Laid::default(),
             refusals: Vec::new(),
             copies: 0,
             injected: BTreeSet::new(),

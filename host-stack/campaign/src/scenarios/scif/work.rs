@@ -150,6 +150,8 @@ pub struct Work {
     pub listeners: Vec<Listener>,
     /// Who connects with whom.
     pub talks: Vec<Talk>,
+    /// Of each program: whether it takes lanes.
+    pub takes_lanes: Vec<bool>,
 }
 
 impl Work {
@@ -169,7 +171,10 @@ impl Work {
                 parameters,
             )
         };
+        let takes_lanes =
+            |program: usize| !Random::new(seed, &format!("lanes of {program}")).one_in(3);
         Self {
+            takes_lanes: (0..programs).map(takes_lanes).collect(),
             listeners: (0..programs).map(listener).collect(),
             talks: (0..parameters.workload.pairs).map(talk).collect(),
         }

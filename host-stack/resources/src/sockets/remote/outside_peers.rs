@@ -9,7 +9,8 @@
 //! Connections come and go meanwhile. What was there before the first look of others had ended, their second look sees,
 //! if it is theirs. Nobody tells of an end that has been closed, or is on its way in a message (SCM_RIGHTS): of an end
 //! that no process outside can be seen to have, each member says that it may be its own. Of Unix sockets there may be many
-//! of those: there a process outside is who can be seen to have the other end. What is in doubt is left to when all stand still.
+//! of those. A process outside is who can be seen to have the other end: what is in doubt, or on another machine, is left to
+//! when all stand still.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +20,7 @@ use std::{
 
 use libc::pid_t;
 use procfs::net::{TcpNetEntry, TcpState};
-use snaprig_tracee::{descriptors::me, freeze};
+use snaprig_tracee::tree;
 
 use super::{
     save_tcp::{id_in, key, machine, place},
@@ -32,7 +33,7 @@ use crate::{
     plugins::owned::Owned,
     sockets::{
         diag,
-        save::{entries, plain},
+        save::{entries, is_other_end, plain},
     },
 };
 
@@ -42,7 +43,7 @@ struct Connection {
     /// What is said if that is a process outside.
     what: String,
     others: Vec<u8>,
-    /// Of a Unix socket: the inode of the other end.
+    /// The inode of the other end, where it can be seen.
     peer: Option<u64>,
 }
 
@@ -81,7 +82,7 @@ pub fn refuse(board: &Board, judges: bool) -> Result<()> {
     }
     let last = Observation::take()?;
     let others = outside::sockets_of_others(last.tree.iter());
-    let is_others = |one: &&Connection| one.peer.is_none_or(|peer| others.contains(&peer));
+    let is_others = |one: &&Connection| one.peer.is_some_and(|peer| others.contains(&peer));
     let mut left = outsiders.filter_map(|((own, _), _)| last.own.get(own));
     match left.find(is_others) {
         Some(Connection { pid, what, .. }) => Err(Error::refused(*pid, what.clone())),
@@ -92,8 +93,8 @@ pub fn refuse(board: &Board, judges: bool) -> Result<()> {
 impl Observation {
     fn take() -> Result<Self> {
         let (mut look, mut places) = (Self::default(), BTreeSet::new());
-        let pids = freeze::descendants(me())?;
-        let tree = outside::sockets(me(), &Owned::default())?;
+        let pids = tree::processes()?;
+        let tree = outside::sockets(&Owned::default())?;
         let mut uids = BTreeSet::new();
         for pid in &pids {
             uids.extend(fs::metadata(format!("/proc/{pid}")).map(|process| process.uid()));
@@ -116,7 +117,10 @@ impl Observation {
                             pid: *pid,
                             what: outside::tcp_outside(*fd, remote),
                             others: key("tcp", &id, !is_low),
-                            peer: None,
+                            peer: entries
+                                .iter()
+                                .find(|other| is_other_end(other, local, remote))
+                                .map(|other| other.inode),
                         };
                         look.own.insert(own, connection);
                     }

@@ -1,22 +1,39 @@
-//! Snapify-IO for programs on the card (paper section 6): a file on another node as a descriptor.
+//! Snapify-IO for programs on a card (paper section 6): a file on another node as a descriptor, which is a socket to
+//! the card's Snapify-IO daemon.
 //!
-//! A file that is written takes its name in [`finish`]; a descriptor that is closed before leaves
-//! nothing.
+//! ```no_run
+//! use std::io::{Read, Write};
+//! use snaprig_snapify_io_client::{Kind, finish, open_read, open_write};
+//!
+//! let mut file = open_write(0, "/home/me/shared/results", Kind::Plain)?;
+//! file.write_all(b"of a long computation")?;
+//! finish(file)?;
+//! let mut results = String::new();
+//! open_read(0, "/home/me/shared/results", Kind::Plain)?.read_to_string(&mut results)?;
+//! # std::io::Result::Ok(())
+//! ```
+//!
+//! What must stay true: a file that is written takes its name in [`finish`], when all of it is on the disk, and a
+//! descriptor that is closed before, also by the end of its process, leaves nothing. A file that is read ends with an
+//! error unless all of it has come.
+
+pub mod serve;
 
 use std::{
+    env,
     fs::File,
-    io::{self, Read},
+    io::{self, Read, Write},
     net::Shutdown,
     os::{
-        fd::{AsRawFd, RawFd},
+        fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
+    path::Path,
 };
 
-use snaprig_offload_wire::snapify_io::{LocalOpen, Message, Mode, SOCKET};
+use snaprig_offload_wire::snapify_io::{Failure, LocalOpen, Message, RIG_SOCKET, SOCKET, UNREAD};
+pub use snaprig_offload_wire::snapify_io::{Kind, Mode};
 use snaprig_wire::frame;
-
-use crate::frames;
 
 /// A file on another node, open for reading or for writing.
 pub struct RemoteFile {
@@ -26,31 +43,66 @@ pub struct RemoteFile {
 }
 
 /// Opens a file for reading.
-pub fn open_read(node: u16, path: &str) -> io::Result<RemoteFile> {
-    open(node, path, Mode::Read)
+pub fn open_read(node: u16, path: &str, kind: Kind) -> io::Result<RemoteFile> {
+    open(node, path, kind, Mode::Read)
 }
 
 /// Opens a file for writing. It takes its name in [`finish`].
-pub fn open_write(node: u16, path: &str) -> io::Result<RemoteFile> {
-    open(node, path, Mode::Write)
+pub fn open_write(node: u16, path: &str, kind: Kind) -> io::Result<RemoteFile> {
+    open(node, path, kind, Mode::Write)
 }
 
-fn open(node: u16, path: &str, mode: Mode) -> io::Result<RemoteFile> {
-    let mut stream = UnixStream::connect(SOCKET)?;
+/// Opens a file in either mode. It waits while as many of its kind are open on this card as may be.
+pub fn open(node: u16, path: &str, kind: Kind, mode: Mode) -> io::Result<RemoteFile> {
+    let mut stream = connect()?;
     let path = path.into();
-    frames::write(&mut stream, &LocalOpen { node, mode, path })?;
-    match frames::read(&mut stream)? {
+    let mut request = frame::encode_framed(&LocalOpen {
+        kind,
+        node,
+        mode,
+        path,
+    });
+    if mode == Mode::Read {
+        request.push(UNREAD);
+    }
+    stream.write_all(&request)?;
+    let mut prefix = [0; 4];
+    stream.read_exact(&mut prefix)?;
+    let len = frame::frame_len(prefix).map_err(io::Error::other)?;
+    let mut body = vec![0; len];
+    stream.read_exact(&mut body)?;
+    match frame::decode(&body).map_err(io::Error::other)? {
         Message::Opened { len } => Ok(RemoteFile { stream, len }),
         Message::Failed(failure) => Err(io::Error::other(failure)),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
+/// The daemon of the card that this program is on, or that of the rig that it has been given (`SNAPRIG_RIG`).
+fn connect() -> io::Result<UnixStream> {
+    match env::var_os("SNAPRIG_RIG") {
+        Some(rig) if !Path::new(SOCKET).exists() => {
+            UnixStream::connect(Path::new(&rig).join(RIG_SOCKET))
+        }
+        _ => UnixStream::connect(SOCKET),
+    }
+}
+
+/// The error number that is behind an error of this module.
+pub fn errno(error: &io::Error) -> i32 {
+    const EIO: i32 = 5;
+    let failure = error
+        .get_ref()
+        .and_then(|error| error.downcast_ref::<Failure>());
+    let known = failure.map(|failure| failure.errno);
+    known.or(error.raw_os_error()).unwrap_or(EIO)
+}
+
 /// What is read or written at once: each call is one of the card kernel's.
 const CHUNK: usize = 256 << 10;
 
 /// Copies all of it; the bytes.
-pub fn copy(from: &mut impl Read, to: &mut impl io::Write) -> io::Result<u64> {
+pub fn copy(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
     let mut chunk = vec![0; CHUNK];
     let mut copied = 0;
     loop {
@@ -135,13 +187,36 @@ impl RemoteFile {
     }
 }
 
-impl io::Write for RemoteFile {
+impl Read for RemoteFile {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(to)
+    }
+}
+
+impl Write for RemoteFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// The descriptor alone, to be read or written by whoever has it.
+impl IntoRawFd for RemoteFile {
+    fn into_raw_fd(self) -> RawFd {
+        self.stream.into_raw_fd()
+    }
+}
+
+/// A file that is written, whose descriptor somebody had, to be finished.
+impl From<OwnedFd> for RemoteFile {
+    fn from(fd: OwnedFd) -> Self {
+        Self {
+            stream: fd.into(),
+            len: 0,
+        }
     }
 }
 

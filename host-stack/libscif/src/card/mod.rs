@@ -1,4 +1,6 @@
-//! SCIF on a card: [`ioctl`]s.
+//! SCIF on a card: [`ioctl`]s, and [`lanes`] where a connection has them.
+
+mod lanes;
 
 use std::{
     ffi::{c_int, c_void},
@@ -51,13 +53,22 @@ pub(crate) fn is_here() -> bool {
 }
 
 pub(crate) fn open() -> Result<RawFd> {
+    let epd = open_device()?;
+    snaprig_scif_lanes::card::be_willing(epd);
+    Ok(epd)
+}
+
+fn open_device() -> Result<RawFd> {
     let opened = OpenOptions::new().read(true).write(true).open(scif::DEVICE);
-    opened
-        .map(IntoRawFd::into_raw_fd)
-        .map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
+    let epd = opened.map(IntoRawFd::into_raw_fd);
+    let epd = epd.map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))?;
+    // What had this number was closed by close(2).
+    lanes::remove(epd);
+    Ok(epd)
 }
 
 pub(crate) fn close(epd: RawFd) -> Result {
+    lanes::remove(epd);
     // SAFETY: close(2) is given a number, and touches no memory. The descriptor is the program's,
     // which it gives up by scif_close(3), so that nobody here uses it any more.
     checked(unsafe { libc::close(epd) }).map(drop)
@@ -79,7 +90,12 @@ pub(crate) fn connect(epd: RawFd, peer: PortId) -> Result<u16> {
         peer_port: peer.port,
         ..Connect::default()
     };
-    ioctl(epd, scif::CONNECT, &mut argument)?;
+    lanes::remove(epd);
+    let connected = ioctl(epd, scif::CONNECT, &mut argument);
+    if matches!(connected, Ok(()) | Err(libc::EINPROGRESS)) {
+        lanes::add(epd, 0);
+    }
+    connected?;
     Ok(argument.own_port)
 }
 
@@ -89,11 +105,12 @@ pub(crate) fn accept(epd: RawFd, flags: c_int) -> Result<(RawFd, PortId)> {
         ..Accept::default()
     };
     ioctl(epd, scif::ACCEPT, &mut argument)?;
-    let accepted = open()?;
+    let accepted = open_device()?;
     if let Err(errno) = ioctl(accepted, scif::ACCEPT_CLAIM, &mut argument.endpoint) {
         let _ = close(accepted);
         return Err(errno);
     }
+    lanes::add(accepted, 1);
     let peer = PortId {
         node: argument.peer_node,
         port: argument.peer_port,
@@ -129,11 +146,17 @@ fn message(
 }
 
 pub(crate) fn send(epd: RawFd, msg: *const c_void, len: usize, flags: c_int) -> Result<usize> {
-    message(epd, scif::SEND, msg, len, flags)
+    match lanes::find(epd).filter(|_| len > 0 && flags & !BLOCK == 0) {
+        Some(end) => end.send(msg.addr(), len, flags & BLOCK != 0),
+        None => message(epd, scif::SEND, msg, len, flags),
+    }
 }
 
 pub(crate) fn recv(epd: RawFd, msg: *mut c_void, len: usize, flags: c_int) -> Result<usize> {
-    message(epd, scif::RECV, msg, len, flags)
+    match lanes::find(epd).filter(|_| len > 0 && flags & !BLOCK == 0) {
+        Some(end) => end.recv(msg.addr(), len, if flags & BLOCK != 0 { len } else { 0 }),
+        None => message(epd, scif::RECV, msg, len, flags),
+    }
 }
 
 pub(crate) fn register(
@@ -237,7 +260,7 @@ pub(crate) fn fence_signal(
 }
 
 pub(crate) fn node_ids(nodes: *mut u16, len: c_int, own: *mut u16) -> Result<c_int> {
-    let epd = open()?;
+    let epd = open_device()?;
     let mut argument = NodeIds {
         nodes: nodes.addr() as u64,
         own: own.addr() as u64,
