@@ -140,7 +140,8 @@ fn outlives_everything(platform: &str, folder: &str, run_functions: u64) {
     );
 }
 
-/// The program was started as any other; it is checkpointed twice, and is restarted on another rig each time.
+/// The program was started as any other; it is checkpointed twice, and is restarted at once on the rig where it was killed,
+/// and from the first checkpoint on another.
 fn started_by_itself(platform: &str) {
     let compiled = Program::compile("workloads/km", "", "-fopenmp");
     let golden = compiled.sources().join("golden");
@@ -186,13 +187,12 @@ fn started_by_itself(platform: &str) {
     let is_one = |said: &String| said.contains(&format!("of program {pid}:"));
     assert!(checkpointed.iter().all(is_one), "{checkpointed:?}");
     assert_eq!(program.ended(), None, "killed");
-    drop(first);
-    for round in ["1", "2"] {
-        let second = rig(platform);
+    for (round, same) in [("2", Some(first)), ("1", None)] {
+        let rig = same.unwrap_or_else(|| rig(platform));
         let mut restart = snapify(&["restart", "--round", round]);
         let out = File::create(directory.join("out")).expect("a file");
-        restart.arg("--rig").arg(second.dir());
-        restart.envs(sdk.environment(second.dir()).expect("an environment"));
+        restart.arg("--rig").arg(rig.dir());
+        restart.envs(sdk.environment(rig.dir()).expect("an environment"));
         let supervisor = restart.stdin(Stdio::null()).stdout(out).spawn();
         let mut job = Job {
             supervisor: supervisor.expect("it starts"),

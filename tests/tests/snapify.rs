@@ -167,7 +167,7 @@ fn a_program_that_knows_nothing_of_it_is_swapped_and_moved_at_any_moment(platfor
         let which: &[&str] = if all { &[] } else { &["--process", &one] };
         let card = 1 + random.below(2);
         let to = card.to_string();
-        let packed: &[&str] = [&["--zstd"][..], &[]][random.below(2) as usize];
+        let packed: &[&str] = [&["--zstd"][..], &["--live"], &[]][random.below(3) as usize];
         match random.below(3) {
             0 => {
                 succeeded(&running.snapify("swapout", &[which, packed].concat()));
@@ -178,7 +178,8 @@ fn a_program_that_knows_nothing_of_it_is_swapped_and_moved_at_any_moment(platfor
                 &running.snapify("migrate", &[which, packed, &["--card", &to]].concat()),
             )),
             _ => {
-                for command in ["pause", "capture", "resume"] {
+                succeeded(&running.snapify("pause", &[which, packed].concat()));
+                for command in ["capture", "resume"] {
                     succeeded(&running.snapify(command, which));
                 }
                 continue;

@@ -11,8 +11,13 @@
 //! - [`MARK`]: the files that the caller's process maps shared are about to be saved by the caller
 //!   itself, while its other threads run on. What is written to them from now on belongs to the
 //!   image of the next [`CAPTURE`]. Takes no argument.
+//! - [`WROTE`]: somebody else has written to memory of the caller's process.
+//! - [`PRELOAD`]: reads such a stream as [`RESTORE`] does, but starts nothing: its pages are kept until the
+//!   descriptor of the device is closed, for the image that builds on it, which either is given to. Several make a
+//!   chain. A process can so be brought to a card while it runs elsewhere.
 //! - [`RESTORE`]: reads such a stream once, front to back, and starts the processes, the first as a
-//!   child of the caller. Returns its pid. EBADMSG for what is no whole image; EEXIST if an id is in
+//!   child of the caller. Returns its pid. EBADMSG for what is no whole image, is of no moment ([`LIVE`]), or builds on
+//!   what was not preloaded; EEXIST if an id is in
 //!   use; ENOMEM, EAGAIN if the card has too little memory or too many threads; EADDRINUSE if the name
 //!   of a socket is in use. Whatever the error, nothing of the image is left.
 //!
@@ -33,6 +38,10 @@ pub const RESTORE: u32 = iow(2, size_of::<Restore>());
 pub const MARK: u32 = (b'k' as u32) << 8 | 3;
 /// `ioctl` number of the release: `_IO('k', 4)`.
 pub const RELEASE: u32 = (b'k' as u32) << 8 | 4;
+/// `ioctl` number of [`Preload`].
+pub const PRELOAD: u32 = iow(5, size_of::<Preload>());
+/// `ioctl` number of [`Wrote`].
+pub const WROTE: u32 = iow(6, size_of::<Wrote>());
 /// What [`CAPTURE`] returns in a restored process.
 pub const RESTARTED: i64 = 1;
 /// Flag of [`CAPTURE`]: a whole image, the first of a chain. From now on the kernel remembers what
@@ -47,6 +56,14 @@ pub const INCREMENT: u32 = 2;
 /// nothing of them is left when its parent hears of it. A stopped thread may have any lock, the
 /// heap's too.
 pub const HOLD: u32 = 4;
+/// Flag of [`CAPTURE`], with [`TRACK`] or [`INCREMENT`]: the processes are stopped only until it is known which pages
+/// there are, and run on while those are written. The image is of no moment, and not restored alone: what has changed
+/// meanwhile is in the next image of the chain.
+pub const LIVE: u32 = 8;
+/// Flag of [`CAPTURE`]: files that the processes map shared are in the image too, under their names, as those are that
+/// are open; none is marked. For an image of a chain what others write there, by whichever way, counts if it was told with
+/// [`WROTE`] before the capture.
+pub const MAPPED: u32 = 16;
 /// Path of the device.
 pub const PATH: &str = "/dev/card/checkpoint";
 
@@ -56,8 +73,26 @@ pub const PATH: &str = "/dev/card/checkpoint";
 pub struct Capture {
     /// Descriptor to write the image to.
     pub fd: i32,
-    /// [`TRACK`] or [`INCREMENT`], neither: a whole image, on its own; and [`HOLD`].
+    /// [`TRACK`] or [`INCREMENT`], neither: a whole image, on its own; and [`HOLD`] or [`LIVE`], and [`MAPPED`].
     pub flags: u32,
+}
+
+/// Argument of [`PRELOAD`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Preload {
+    /// Descriptor to read the image from.
+    pub fd: i32,
+}
+
+/// Argument of [`WROTE`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wrote {
+    /// Address in the caller's process.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u64,
 }
 
 /// Argument of [`RESTORE`]. In the restored process, the card's console, and standard output and

@@ -4,7 +4,7 @@
 //! ```text
 //!  process:    (Spawn) -> Starting --Hello Started--> Running --Exited--> cleaned up -> gone
 //!              (Restore) -> Returning --Hello Restarted--> Running
-//!  Snapify on  Running:  Pause: Signalled --Hello Signalled--> Open --Resume, either side gone--> none
+//!  Snapify on  Running:  Pause, Copy: Signalled --Hello Signalled--> Open --Resume, either side gone--> none
 //!  a flush:    Hello Flush --> what the process wrote is on its way (Drain) --> Flush to its owner
 //!              <-- Flushed
 //! ```
@@ -16,6 +16,9 @@
 //! on; every request gets exactly one reply, unless its connection is gone; a capture that ends the
 //! process is answered when nothing of the process is left, because its successor may come with
 //! the same id; a process that is restored and that nobody adopts is ended.
+//!
+//! A restore begins when nothing is left of processes whose hosts are gone: the one that comes back may be one of them,
+//! with its id and its files.
 //!
 //! A paused process stays paused for as long as its own daemon's connection lasts, whatever becomes of attempts to restore
 //! it elsewhere: otherwise it and its successor would both go on.
@@ -79,6 +82,8 @@ pub enum Input {
     Spawned(Conn, Result<(Pid, String), Failure>),
     /// [`Output::Restore`] is done.
     Restored(Conn, Result<Pid, Failure>),
+    /// [`Output::Preload`] is done.
+    Preloaded(Conn, Result<(), Failure>),
     /// An offload process connects.
     Hello(Pipe, Hello),
     /// It answers.
@@ -103,6 +108,8 @@ pub enum Output {
     Spawn(Conn, Program, bool),
     /// Bring a process back. Then [`Input::Restored`].
     Restore(Conn, Request),
+    /// Read an image, and keep it for as long as the connection lasts. Then [`Input::Preloaded`].
+    Preload(Conn, Request),
     /// To a host process.
     Tell(Conn, FromDaemon),
     /// To a host process, on a connection that carries Snapify's requests.
@@ -158,14 +165,24 @@ struct Process {
     owner: Option<Conn>,
     /// It has said hello since it was started or restored.
     reached: bool,
-    /// Who pauses it.
+    /// Who pauses it, or is about to.
     snapify: Option<Conn>,
-    /// The paper's pipe, from pause to resume.
+    /// What it is asked as soon as it connects.
+    first: Option<Request>,
+    /// The paper's pipe, from the first request to resume.
     pipe: Option<Pipe>,
     /// A reply that waits until nothing of the process is left.
     held: Option<Reply>,
+    killed: bool,
     ended: Option<Exit>,
     cleaned_up: bool,
+}
+
+impl Process {
+    /// Nobody has it any more: it is ending, or has ended.
+    fn abandoned(&self) -> bool {
+        self.owner.is_none() && (self.killed || self.ended.is_some())
+    }
 }
 
 /// The machine: [`Machine::handle`] everything that happens, then [`Machine::poll_output`].
@@ -178,6 +195,8 @@ pub struct Machine {
     early_ends: BTreeMap<Pid, Exit>,
     /// Processes that wait for a flush.
     flushing: BTreeMap<Pipe, Pid>,
+    /// Restores that have not begun.
+    restores: VecDeque<(Conn, Request)>,
     outputs: VecDeque<Output>,
 }
 
@@ -196,9 +215,14 @@ impl Machine {
             )
                 .hash(hash);
             (process.pipe.is_some(), process.held.is_some()).hash(hash);
-            (process.ended.is_some(), process.cleaned_up).hash(hash);
+            (process.killed, process.ended.is_some(), process.cleaned_up).hash(hash);
         }
-        (self.early_hellos.len(), self.early_ends.len()).hash(hash);
+        (
+            self.early_hellos.len(),
+            self.early_ends.len(),
+            self.restores.len(),
+        )
+            .hash(hash);
     }
 
     /// The next thing to do.
@@ -214,6 +238,8 @@ impl Machine {
             Input::HostGone(conn) => self.host_gone(conn),
             Input::Spawned(conn, result) => self.spawned(conn, result),
             Input::Restored(conn, result) => self.restored(conn, result),
+            Input::Preloaded(conn, Ok(())) => self.answer(conn, Reply::Preloaded),
+            Input::Preloaded(conn, Err(failure)) => self.refuse(conn, failure),
             Input::Hello(pipe, hello) => self.hello(pipe, hello.pid, hello.why),
             Input::Reply(pipe, reply) => self.reply(pipe, reply),
             Input::PipeGone(pipe) => self.pipe_gone(pipe),
@@ -222,6 +248,7 @@ impl Machine {
             Input::Drained(pipe) => self.drained(pipe),
             Input::CleanedUp(pid) => self.cleaned_up(pid),
         }
+        self.begin_restores();
     }
 
     fn put(&mut self, output: Output) {
@@ -278,6 +305,9 @@ impl Machine {
     }
 
     fn host_gone(&mut self, conn: Conn) {
+        if self.forget_restore(conn) {
+            self.roles.remove(&conn);
+        }
         match self.roles.get_mut(&conn) {
             None => {}
             Some(Role::Creating { gone, .. } | Role::Restoring { gone, .. }) => *gone = true,
@@ -297,8 +327,9 @@ impl Machine {
     }
 
     fn kill(&mut self, pid: Pid) {
-        let alive = |process: &Process| process.ended.is_none();
-        if self.processes.get(&pid).is_some_and(alive) {
+        let process = self.processes.get_mut(&pid);
+        if let Some(process) = process.filter(|process| process.ended.is_none()) {
+            process.killed = true;
             self.put(Output::Kill(pid));
         }
     }
@@ -325,8 +356,10 @@ impl Machine {
             owner: Some(conn),
             reached: native,
             snapify: None,
+            first: None,
             pipe: None,
             held: None,
+            killed: false,
             ended: None,
             cleaned_up: false,
         };
@@ -369,7 +402,8 @@ impl Machine {
             }
             (Purpose::Signalled, _, Some(_)) if process.pipe.is_none() => {
                 process.pipe = Some(pipe);
-                self.put(Output::Ask(pipe, Request::Pause { pid }));
+                let first = process.first.take();
+                self.put(Output::Ask(pipe, first.unwrap_or(Request::Pause { pid })));
             }
             (Purpose::Restarted { port }, _, Some(conn)) if !process.reached => {
                 (process.reached, process.pipe) = (true, Some(pipe));

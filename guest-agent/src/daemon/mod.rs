@@ -22,7 +22,8 @@ mod snapify;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs::{self, File},
+    io,
     net::Shutdown,
     os::{
         fd::AsFd,
@@ -34,14 +35,14 @@ use std::{
 
 use snaprig_offload_wire::{
     coi::{CardInfo, Exit, FromDaemon, LIBRARIES, ToDaemon},
-    snapify::{Hello, SIGNAL, SOCKET},
+    snapify::{Hello, Request, SIGNAL, SOCKET},
     snapify_io,
 };
-use snaprig_wire::scif::port;
+use snaprig_wire::{checkpoint, scif::port};
 
 use self::{
     control::Remains,
-    machine::{Conn, Input, Machine, Output, Pid, Pipe},
+    machine::{Conn, Failure, Input, Machine, Output, Pid, Pipe},
     native::Native,
 };
 use crate::{frames, processors::Counts, scif::Endpoint, spawn::Spawn};
@@ -66,6 +67,8 @@ struct Inner {
     natives: BTreeMap<Pid, Native>,
     /// Of offload processes.
     remains: BTreeMap<Pid, Remains>,
+    /// The checkpoint service, with what connections have had it read.
+    preloaded: BTreeMap<Conn, File>,
     next: u64,
     children_started: u64,
 }
@@ -160,13 +163,17 @@ impl Daemon {
             }
             snapify |= matches!(input, Input::Host(_, ToDaemon::Snapify));
             self.handle(input);
-            if !self.lock().conns.contains_key(&conn) {
+            let mut inner = self.lock();
+            if !inner.conns.contains_key(&conn) {
                 // It was hung up.
+                inner.preloaded.remove(&conn);
                 return;
             }
         }
         self.handle(Input::HostGone(conn));
-        self.lock().conns.remove(&conn);
+        let mut inner = self.lock();
+        inner.conns.remove(&conn);
+        inner.preloaded.remove(&conn);
     }
 
     /// Takes the connections of offload processes, for ever.
@@ -258,8 +265,13 @@ impl Daemon {
                 Some(Input::Spawned(conn, started))
             }
             Output::Restore(conn, request) => {
-                let restored = snapify::restore(self, &request);
+                let preloaded = self.lock().preloaded.remove(&conn);
+                let restored = snapify::restore(self, preloaded, &request);
                 Some(Input::Restored(conn, restored))
+            }
+            Output::Preload(conn, request) => {
+                let preloaded = self.preload(conn, &request);
+                Some(Input::Preloaded(conn, preloaded))
             }
             Output::Stdin(pid, bytes) => {
                 let stdin = self.lock().natives.get(&pid).map(Native::stdin)?;
@@ -306,6 +318,16 @@ impl Daemon {
             }
             _ => None,
         }
+    }
+
+    /// Reads an image of a chain, and has what was read as long as its connection lasts.
+    fn preload(&self, conn: Conn, request: &Request) -> Result<(), Failure> {
+        let earlier = self.lock().preloaded.remove(&conn);
+        let service = earlier.map_or_else(snapify::service, Ok);
+        let service = service.map_err(|error| snapify::describe(checkpoint::PATH, &error))?;
+        snapify::preload(&service, request)?;
+        self.lock().preloaded.insert(conn, service);
+        Ok(())
     }
 
     /// Does something on a thread of its own, and says that it is done.

@@ -8,10 +8,10 @@ use std::{
     path::Path,
 };
 
-use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, Request, StoredFile};
+use snaprig_offload_wire::snapify::{BINARIES, LOCAL_STORE, Request, StoredFile, image};
 use snaprig_snapify_io_client::{self as snapify_io, Kind};
 use snaprig_wire::{
-    checkpoint::{self, Restore},
+    checkpoint::{self, Preload, Restore},
     scif::HOST,
 };
 use xxhash_rust::xxh3::Xxh3;
@@ -25,9 +25,14 @@ use super::{
 use crate::brought;
 
 /// Does a `Restore` request; the process's id. Nothing of a failed one stays on the card.
-pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
+pub fn restore(
+    daemon: &Daemon,
+    preloaded: Option<File>,
+    request: &Request,
+) -> Result<Pid, Failure> {
     let Request::Restore {
         snapshot,
+        number,
         local_store,
         binaries,
         proxy,
@@ -41,30 +46,28 @@ pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
     };
     let mut made = Vec::new();
     let result = (|| {
-        for (directory, files) in [(LOCAL_STORE, local_store), (BINARIES, binaries)] {
-            for file in files {
-                // A program may be there already, and even run, and a library may be the card's own.
-                // A local store that is there is that of a living process.
-                let from = format!("{snapshot}/{directory}/{}", file.name);
-                let path = Path::new(&file.card_path);
-                let is_store = directory == LOCAL_STORE;
-                let fetched = match path.exists() {
-                    true if is_store => Err(io::Error::from_raw_os_error(libc::EEXIST)),
-                    true if brought::is_own(path, file.len) => Ok(()),
-                    _ => fetch(&from, file, !is_store),
-                };
-                fetched.map_err(|error| describe(&file.card_path, &error))?;
-                if directory == LOCAL_STORE {
-                    made.push(&file.card_path);
-                }
-            }
+        for file in local_store {
+            let from = format!("{snapshot}/{LOCAL_STORE}/{}", file.name);
+            // One that is there is that of a living process.
+            let fetched = match Path::new(&file.card_path).exists() {
+                true => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+                false => fetch(&from, file, false),
+            };
+            fetched.map_err(|error| describe(&file.card_path, &error))?;
+            made.push(&file.card_path);
         }
-        let image = format!("{snapshot}/{IMAGE}");
-        let mut started = |error| describe(IMAGE, &error);
+        // What came with the first image is there, unless it was an earlier life's on this card, and went with that.
+        let missing = |file: &&StoredFile| *number == 0 || !Path::new(&file.card_path).exists();
+        fetch_binaries(snapshot, binaries.iter().filter(missing))?;
+        let name = image(*number);
+        let mut started = |error| describe(&name, &error);
         let proxied = proxy.then(Proxy::new).transpose().map_err(&mut started)?;
         let written = proxied.as_ref().map(|(_, written)| written.fds());
         let [out, err] = written.map_or([1, 2], |fds| fds.map(|fd| fd.as_raw_fd()));
-        let pid = read_image(&image, [0, out, err]).map_err(started)?;
+        // An image that builds on others needs them, and says so if they are not there.
+        let service = preloaded.map_or_else(service, Ok).map_err(&mut started)?;
+        let path = format!("{snapshot}/{name}");
+        let pid = read_image(&service, &path, [0, out, err]).map_err(started)?;
         let mut files = binaries.iter().map(|file| file.card_path.clone());
         let program = files.find(|path| path.starts_with(PROGRAMS));
         let proxy = proxied.map(|(proxy, _)| proxy);
@@ -84,7 +87,7 @@ pub fn restore(daemon: &Daemon, request: &Request) -> Result<Pid, Failure> {
     result
 }
 
-fn describe(what: &str, error: &io::Error) -> Failure {
+pub fn describe(what: &str, error: &io::Error) -> Failure {
     let hint = match error.raw_os_error() {
         Some(libc::ENOMEM | libc::ENOSPC) => "; restore it on a card with more memory",
         Some(libc::EEXIST) => "; a process with its id runs on this card, restore it on another",
@@ -96,12 +99,39 @@ fn describe(what: &str, error: &io::Error) -> Failure {
     }
 }
 
-fn read_image(path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
+/// Does a `Preload` request, on what is left of the earlier ones of its connection.
+pub fn preload(service: &File, request: &Request) -> Result<(), Failure> {
+    let Request::Preload {
+        snapshot,
+        number,
+        binaries,
+    } = request
+    else {
+        return Ok(());
+    };
+    fetch_binaries(snapshot, binaries.iter())?;
+    let name = image(*number);
+    let read = || {
+        let image = snapify_io::open_read(HOST, &format!("{snapshot}/{name}"), Kind::Snapshot)?;
+        let fd = image.as_raw_fd();
+        let (argument, request) = (Preload { fd }, checkpoint::PRELOAD.into());
+        // SAFETY: the request's argument is a `Preload`, valid for the call.
+        match unsafe { libc::ioctl(service.as_raw_fd(), request, &raw const argument) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    read().map_err(|error| describe(&name, &error))
+}
+
+/// The card's checkpoint service.
+pub fn service() -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).open(checkpoint::PATH)
+}
+
+fn read_image(service: &File, path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
     let image = snapify_io::open_read(HOST, path, Kind::Snapshot)?;
-    let service = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(checkpoint::PATH)?;
     let argument = Restore {
         fd: image.as_raw_fd(),
         stdio,
@@ -118,6 +148,21 @@ fn read_image(path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
         0.. => Ok(pid),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// The program and its libraries: what is there already may even run, or be the card's own.
+fn fetch_binaries<'a>(
+    snapshot: &str,
+    files: impl Iterator<Item = &'a StoredFile>,
+) -> Result<(), Failure> {
+    for file in files {
+        if !brought::is_own(Path::new(&file.card_path), file.len) {
+            let from = format!("{snapshot}/{BINARIES}/{}", file.name);
+            let fetched = fetch(&from, file, true);
+            fetched.map_err(|error| describe(&file.card_path, &error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Brings one file to the card, under its name only when it is whole: whoever has an earlier one

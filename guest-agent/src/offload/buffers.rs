@@ -192,6 +192,13 @@ impl Buffers {
         (address - start < buffer.len).then_some(buffer.id)
     }
 
+    /// Address and length of bytes of memory, as far as there are any.
+    pub fn bytes(&self, id: u64, (start, end): (u64, u64)) -> Option<(u64, u64)> {
+        let memory = self.memory.get(&id)?;
+        let end = end.min(memory.len as u64);
+        (start < end).then(|| (memory.address as u64 + start, end - start))
+    }
+
     /// The files of the local store: name and path.
     pub fn files(&self) -> Vec<(String, PathBuf, u64)> {
         let files = self.memory.iter().filter_map(|(id, memory)| {

@@ -9,6 +9,9 @@
 //!     |                                                                      Capturing
 //!     |                              all channels connected again               | restarted
 //!     '-- Resume, daemon gone -- Quiet <--------------------------- Reconnecting <-'
+//!
+//!           Copy             image written
+//!  Running ------> Copying ----------------> Running
 //! ```
 //!
 //! The channels are empty when the Shutdown marker has been seen, no result and no notice is being
@@ -28,7 +31,7 @@ use std::{
 
 use snaprig_offload_wire::{
     coi::Channel,
-    snapify::{Reply, Request, StoredFile},
+    snapify::{Link, Reply, Request, StoredFile},
 };
 
 /// Why something could not be done, for the host: a Linux error number or 0, and what went wrong.
@@ -70,6 +73,8 @@ pub enum Input {
     Saved(Result<Vec<StoredFile>, Failure>),
     /// [`Output::Capture`] is done.
     Captured(Result<Captured, Failure>),
+    /// [`Output::Copy`] is done: bytes of the image.
+    Copied(Result<u64, Failure>),
 }
 
 /// What to do.
@@ -89,6 +94,15 @@ pub enum Output {
         snapshot: String,
         /// Whether the process ends.
         terminate: bool,
+        /// Which image of a chain it is.
+        last: Option<Link>,
+    },
+    /// Stream an image of a chain to this directory, while the process works. Then [`Input::Copied`].
+    Copy {
+        /// The directory.
+        snapshot: String,
+        /// Which.
+        link: Link,
     },
     /// Listen on a new port, tell the daemon of this card, and take the host's channels; register
     /// all windows anew on the one for RDMA as soon as it is there.
@@ -100,9 +114,10 @@ pub enum Output {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Running,
+    Copying,
     Agreed,
     Draining {
-        snapshot: String,
+        snapshot: Option<String>,
         sent: Vec<u64>,
     },
     Saving,
@@ -163,7 +178,7 @@ impl Machine {
 
     /// Nothing may be sent, and a channel that breaks will have a successor.
     pub fn is_quiet(&self) -> bool {
-        !matches!(self.state, State::Running | State::Agreed)
+        !matches!(self.state, State::Running | State::Copying | State::Agreed)
     }
 
     /// Whether a thread that wants to send may go ahead.
@@ -205,29 +220,42 @@ impl Machine {
             Input::Marker => self.marker = true,
             Input::Request(request) => self.request(request),
             Input::DaemonGone => self.daemon_gone(),
-            Input::Saved(result) if self.state == State::Saving => {
-                self.state = State::Quiet;
+            Input::Saved(result) if self.state == State::Saving => self.saved(result),
+            Input::Captured(result) => self.captured(result),
+            Input::Copied(result) if self.state == State::Copying => {
+                self.state = State::Running;
                 match result {
-                    Ok(local_store) => {
-                        let returned = self.results_sent();
-                        self.reply(Reply::Drained {
-                            local_store,
-                            returned,
-                            notices: self.notices,
-                        });
-                    }
+                    Ok(bytes) => self.reply(Reply::Copied { bytes }),
                     Err(failure) => self.refuse(failure),
                 }
             }
-            Input::Captured(result) => self.captured(result),
-            Input::Saved(_) => {}
+            Input::Saved(_) | Input::Copied(_) => {}
         }
         if let State::Draining { snapshot, sent } = &self.state
             && self.is_empty(sent)
         {
-            let save = Output::SaveLocalStore(snapshot.clone());
-            self.state = State::Saving;
-            self.outputs.push_back(save);
+            match snapshot.clone() {
+                Some(snapshot) => {
+                    self.state = State::Saving;
+                    self.outputs.push_back(Output::SaveLocalStore(snapshot));
+                }
+                None => self.saved(Ok(Vec::new())),
+            }
+        }
+    }
+
+    fn saved(&mut self, result: Result<Vec<StoredFile>, Failure>) {
+        self.state = State::Quiet;
+        match result {
+            Ok(local_store) => {
+                let returned = self.results_sent();
+                self.reply(Reply::Drained {
+                    local_store,
+                    returned,
+                    notices: self.notices,
+                });
+            }
+            Err(failure) => self.refuse(failure),
         }
     }
 
@@ -281,6 +309,7 @@ impl Machine {
                 Request::Capture {
                     snapshot,
                     terminate,
+                    last,
                     ..
                 },
             ) => {
@@ -288,8 +317,14 @@ impl Machine {
                 self.outputs.push_back(Output::Capture {
                     snapshot,
                     terminate,
+                    last,
                 });
             }
+            (State::Running, Request::Copy { snapshot, link, .. }) => {
+                self.state = State::Copying;
+                self.outputs.push_back(Output::Copy { snapshot, link });
+            }
+            (State::Running, Request::Resume { .. }) => self.reply(Reply::Resumed),
             (State::Agreed | State::Draining { .. } | State::Quiet, Request::Resume { .. }) => {
                 self.release();
                 self.reply(Reply::Resumed);
@@ -351,7 +386,7 @@ mod tests {
     fn drain(sent: &[u64]) -> Input {
         Input::Request(Request::Drain {
             pid: PID,
-            snapshot: "/s".into(),
+            snapshot: Some("/s".into()),
             sent: sent.to_vec(),
         })
     }
@@ -415,6 +450,7 @@ mod tests {
             pid: PID,
             snapshot,
             terminate,
+            last: None,
         };
         give(
             &mut machine,
@@ -432,6 +468,37 @@ mod tests {
         let resumed = [Output::Released, Output::Reply(Reply::Resumed)];
         assert_eq!(outputs(&mut machine), resumed);
         assert!(machine.may_send());
+    }
+
+    #[test]
+    fn what_is_copied_goes_on() {
+        let mut machine = Machine::default();
+        let link = Link {
+            number: 0,
+            wrote: vec![],
+        };
+        let copy = Request::Copy {
+            pid: PID,
+            snapshot: "/s".into(),
+            link: link.clone(),
+        };
+        machine.handle(Input::Request(copy));
+        let snapshot = "/s".into();
+        assert_eq!(outputs(&mut machine), [Output::Copy { snapshot, link }]);
+        assert!(machine.may_send());
+        give(&mut machine, [Input::Sending, Input::Sent(0)]);
+        machine.handle(Input::Copied(Ok(5)));
+        let copied = Output::Reply(Reply::Copied { bytes: 5 });
+        assert_eq!(outputs(&mut machine), [copied]);
+        // Its local store is in the image that is to come.
+        let drain = Input::Request(Request::Drain {
+            pid: PID,
+            snapshot: None,
+            sent: vec![],
+        });
+        give(&mut machine, [pause(), drain, Input::Marker]);
+        let expected = [Output::Reply(Reply::Agreed), drained(&[1], 0)];
+        assert_eq!(outputs(&mut machine), expected);
     }
 
     #[test]

@@ -13,11 +13,11 @@ use std::{
 
 use snaprig_offload_wire::{
     coi::Channel as Kind,
-    snapify::{IMAGE, LOCAL_STORE, Purpose, Reply, Request, SIGNAL, StoredFile},
+    snapify::{LOCAL_STORE, Link, Purpose, Reply, Request, SIGNAL, StoredFile, image},
 };
 use snaprig_snapify_io_client::{self as snapify_io, Kind as FileKind, LastWord, RemoteFile};
 use snaprig_wire::{
-    checkpoint::{self, Capture, HOLD, RESTARTED},
+    checkpoint::{self, Capture, HOLD, INCREMENT, LIVE, MAPPED, RESTARTED, TRACK, Wrote},
     frame,
     scif::HOST,
 };
@@ -126,22 +126,53 @@ impl Session {
             Output::Capture {
                 snapshot,
                 terminate,
+                last,
             } => {
-                let captured = match terminate {
-                    true => capture_and_end(&self.daemon, &snapshot),
-                    false => capture(&snapshot),
-                };
+                let captured = self.how(last).and_then(|how| match terminate {
+                    true => capture_and_end(&self.daemon, &snapshot, how),
+                    false => capture(&snapshot, how),
+                });
                 let captured = captured.map_err(failure);
                 self.runtime
                     .lock()
                     .machine
                     .handle(Input::Captured(captured));
             }
+            Output::Copy { snapshot, link } => {
+                let copied = self.how(Some(link)).and_then(|how| copy(&snapshot, how));
+                let copied = copied.map_err(failure);
+                self.runtime.lock().machine.handle(Input::Copied(copied));
+            }
             Output::Reconnect => self.reconnect()?,
             Output::Released => self.runtime.look_again(),
             Output::Reply(_) => {}
         }
         Ok(())
+    }
+
+    /// How an image is captured, after the kernel has been told what is to be in it.
+    fn how(&self, link: Option<Link>) -> io::Result<How> {
+        let Some(Link { number, wrote }) = link else {
+            return Ok(How::default());
+        };
+        let service = service()?;
+        let buffers = lock(&self.runtime.buffers);
+        for one in wrote {
+            // Memory that is no more is not in the image either.
+            if let Some((address, bytes)) = buffers.bytes(one.memory, one.range) {
+                let argument = Wrote { address, bytes };
+                let request = checkpoint::WROTE.into();
+                // SAFETY: the request's argument is a `Wrote`, valid for the call.
+                if unsafe { libc::ioctl(service.as_raw_fd(), request, &raw const argument) } != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+        }
+        let flags = match number {
+            0 => TRACK | MAPPED,
+            _ => INCREMENT | MAPPED,
+        };
+        Ok(How { number, flags })
     }
 
     fn save_local_store(&self, snapshot: &str) -> io::Result<Vec<StoredFile>> {
@@ -227,9 +258,25 @@ fn mark() -> io::Result<()> {
     }
 }
 
-fn capture(snapshot: &str) -> io::Result<Captured> {
-    let image = open_image(snapshot)?;
-    match stream(&service()?, &image, 0) {
+/// Which image of a process is captured.
+#[derive(Clone, Copy, Default)]
+struct How {
+    number: u32,
+    flags: u32,
+}
+
+/// While the process works.
+fn copy(snapshot: &str, how: How) -> io::Result<u64> {
+    let image = open_image(snapshot, how)?;
+    match stream(&service()?, &image, how.flags | LIVE) {
+        Ok(_) => snapify_io::finish(image),
+        Err(error) => Err(snapify_io::finish(image).err().unwrap_or(error)),
+    }
+}
+
+fn capture(snapshot: &str, how: How) -> io::Result<Captured> {
+    let image = open_image(snapshot, how)?;
+    match stream(&service()?, &image, how.flags) {
         Ok(RESTARTED) => Ok(Captured::Restarted),
         Ok(_) => snapify_io::finish(image).map(Captured::Saved),
         // The service saw a broken stream; the daemon knows what broke it.
@@ -241,13 +288,13 @@ fn capture(snapshot: &str) -> io::Result<Captured> {
 /// safe, tells the daemon, and ends the process when it is told to. Others may have been stopped with any
 /// lock, the heap's too: all that wants one is done before. If the image does not become safe, or the
 /// snapshot not complete, they go on.
-fn capture_and_end(daemon: &UnixStream, snapshot: &str) -> io::Result<Captured> {
-    let image = open_image(snapshot)?;
+fn capture_and_end(daemon: &UnixStream, snapshot: &str, how: How) -> io::Result<Captured> {
+    let image = open_image(snapshot, how)?;
     let service = service()?;
     let mut word = LastWord::default();
     // A handler might want a lock.
     let blocked = Blocked::all();
-    match stream(&service, &image, HOLD) {
+    match stream(&service, &image, how.flags | HOLD) {
         Ok(RESTARTED) => return Ok(Captured::Restarted),
         Ok(_) => {}
         Err(error) => return Err(snapify_io::finish(image).err().unwrap_or(error)),
@@ -296,8 +343,9 @@ fn may_start_with(stream: &UnixStream, bytes: &[u8]) -> bool {
     read != bytes.len() as isize || peeked == bytes
 }
 
-fn open_image(snapshot: &str) -> io::Result<RemoteFile> {
-    snapify_io::open_write(HOST, &format!("{snapshot}/{IMAGE}"), FileKind::Snapshot)
+fn open_image(snapshot: &str, how: How) -> io::Result<RemoteFile> {
+    let path = format!("{snapshot}/{}", image(how.number));
+    snapify_io::open_write(HOST, &path, FileKind::Snapshot)
 }
 
 /// Has the process streamed; what the request returns.

@@ -101,6 +101,9 @@ pub struct Save {
     /// Compress the snapshots (zstd)
     #[arg(long)]
     zstd: bool,
+    /// Copy the processes while they work, so that they stand still for what changes last only
+    #[arg(long, conflicts_with = "zstd")]
+    live: bool,
 }
 
 /// What `capture` is told.
@@ -158,7 +161,7 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
         Command::Checkpoint(options) => whole::checkpoint(options),
         Command::Restart(options) => whole::restart(options),
         Command::Resume(chosen) => {
-            Work::begin(chosen)?.each("resumed", None, |_, _| (Control::Resume, None))
+            Work::begin(chosen)?.each("resumed", None, false, |_, _| (Control::Resume, None))
         }
         Command::Swapin(options) => {
             let work = Work::begin(&options.chosen)?;
@@ -166,7 +169,7 @@ pub fn run(command: &Command) -> Result<ExitCode, AnyError> {
                 let card = options.card.unwrap_or(process.card);
                 (Control::SwapIn(card), Some(card))
             };
-            work.each("swapped in", None, enter)
+            work.each("swapped in", None, false, enter)
         }
         Command::Oversubscribe(options) => oversubscribe::run(options),
         Command::Evacuate(options) => oversubscribe::evacuate(options),
@@ -267,7 +270,7 @@ impl Work {
                 self.host.run(process.process, &Control::CompressNext)?;
             }
         }
-        self.each(what, Some(&directory), |_, at| command(at))
+        self.each(what, Some(&directory), options.live, |_, at| command(at))
     }
 
     /// One after another, up to the first that fails. A command says which card the process is on then, if it is another one.
@@ -275,6 +278,7 @@ impl Work {
         mut self,
         what: &'static str,
         directory: Option<&Path>,
+        live: bool,
         command: impl Fn(&Described, &Path) -> (Control, Option<u16>),
     ) -> Result<ExitCode, AnyError> {
         let mut failed = None;
@@ -282,7 +286,16 @@ impl Work {
             let name = snapshot_name(&process.name, self.host.own_pid, process.process);
             let snapshot = directory.map(|directory| directory.join(&name));
             let (command, card) = command(process, snapshot.as_deref().unwrap_or(Path::new("")));
-            match self.host.run(process.process, &command) {
+            let mut run = || {
+                let copy = Control::Copy(snapshot.clone().unwrap_or_default(), card);
+                let copied = match live {
+                    true => self.host.run(process.process, &copy)?.0,
+                    false => 0,
+                };
+                let (bytes, elapsed) = self.host.run(process.process, &command)?;
+                Ok::<_, AnyError>((copied + bytes, elapsed))
+            };
+            match run() {
                 Ok((bytes, elapsed)) => {
                     // What is in the rig's own directory has served its purpose.
                     let is_back = matches!(command, Control::SwapIn(_) | Control::Migrate(..));

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use snaprig_offload_wire::coi::{Answer, FromDaemon, ToDaemon};
+use snaprig_offload_wire::{
+    coi::{Answer, FromDaemon, ToDaemon},
+    snapify::Wrote,
+};
 
 use crate::{
     CoiError, Engine, Process,
@@ -121,6 +124,20 @@ pub fn identity(process: &Process) -> Identity {
         libraries: lock(&process.0.files).clone(),
         proxy: process.0.proxy.is_some(),
     }
+}
+
+/// What this process has written to memory of buffers since it was asked last; all that it will have written from now on is
+/// told the next time.
+pub fn written(process: &Process) -> Vec<Wrote> {
+    let arenas: Vec<Arc<_>> = lock(&process.0.arenas).values().cloned().collect();
+    let told = arenas.iter().flat_map(|arena| {
+        let ranges = arena.written(process.0.id);
+        ranges.into_iter().map(|range| Wrote {
+            memory: arena.id,
+            range: (range.start, range.end),
+        })
+    });
+    told.collect()
 }
 
 /// Connects everything to a restored process, and registers the windows anew (section 4.3).

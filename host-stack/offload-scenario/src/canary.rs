@@ -15,6 +15,10 @@ snaprig_scenario::canaries! {
         ForgottenWindow = "forgotten-window",
         /// What run functions write to buffers during a pause is not in the snapshot.
         StaleStore = "stale-store",
+        /// What the host writes to a buffer while its process is copied is not told.
+        UntoldWrite = "untold-write",
+        /// A copy has nothing of what was written after it was begun, and the next one has not either.
+        CleanCopy = "clean-copy",
         /// Run functions go on after a capture that ends their process.
         RunsOn = "runs-on",
         /// The earlier snapshot is removed when a new one is begun.

@@ -101,6 +101,7 @@ impl World {
             (Role::Host(conn, _), Heard::Gone) => {
                 self.daemon(node, daemon::Input::HostGone(conn));
                 self.card(node).conns.remove(&conn);
+                self.card(node).preloaded.remove(&conn);
                 self.brought_in(node, conn, Err(libc::ECONNRESET));
                 self.close(node, endpoint);
             }
@@ -247,7 +248,9 @@ impl World {
         let own = self.process_of(node);
         match output {
             daemon::Output::Spawn(conn, program, _) => self.bring_in(node, conn, program),
-            daemon::Output::Restore(conn, request) => self.restore(node, conn, request),
+            daemon::Output::Restore(conn, request) | daemon::Output::Preload(conn, request) => {
+                self.restore(node, conn, request);
+            }
             daemon::Output::Signal(pid) => match self.fault(own, &faults::SIGNAL) {
                 Effect::Ended => {}
                 Effect::Late(by_ns) => {

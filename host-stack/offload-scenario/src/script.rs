@@ -33,8 +33,14 @@ impl World {
         }
         let next = script.next;
         let call = match next {
-            Next::Pause => {
+            Next::Copy => {
                 script.round += 1;
+                Call::Copy(script.targets.first().copied())
+            }
+            Next::Pause => {
+                if !std::mem::take(&mut script.copied) {
+                    script.round += 1;
+                }
                 Call::Pause
             }
             Next::Capture => Call::Capture(script.terminate),

@@ -10,35 +10,48 @@ pub struct Variant {
     pub rounds: u32,
     /// A capture ends the process.
     pub ends: bool,
+    /// It is copied while it works, before it is paused.
+    pub live: bool,
     /// The process comes back from its snapshot: on another card, if one has room.
     pub comes_back: bool,
 }
 
 impl Variant {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self {
             name: "migrate",
             rounds: 1,
             ends: false,
+            live: false,
             comes_back: true,
         },
         Self {
             name: "swap",
             rounds: 1,
             ends: true,
+            live: false,
             comes_back: true,
         },
         Self {
             name: "checkpoint",
             rounds: 1,
             ends: false,
+            live: false,
             comes_back: false,
         },
         Self {
             name: "twice",
             rounds: 2,
             ends: false,
+            live: false,
+            comes_back: true,
+        },
+        Self {
+            name: "live",
+            rounds: 2,
+            ends: true,
+            live: true,
             comes_back: true,
         },
     ];

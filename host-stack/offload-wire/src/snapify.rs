@@ -23,6 +23,14 @@
 //!    Resume           ----------->     Resume          --------->   releases its locks
 //!                     <-----------     Resumed         <----------  Resumed
 //!
+//!  Live, while the process works: images of it, each with what has changed since the one before
+//!    Copy 0           ----------->     (as for Pause)  --------->   streams itself, and goes on
+//!                     <-----------     Copied          <----------  Copied
+//!    Preload 0        -----------> (another card's)  reads that image, and starts nothing
+//!                     <-----------     Preloaded
+//!    Copy 1, Preload 1, ... until little has changed; then Pause as above, where Drain saves nothing, Capture makes the
+//!    last image of the chain, and Restore on the other card reads only that
+//!
 //!    Restore          ----------->     copies the local store to the card, has the checkpoint
 //!                                      service read the image; the process connects to SOCKET
 //!                     <-----------     Restored        <----------  Hello {Restarted}
@@ -30,10 +38,10 @@
 //! ```
 //!
 //! What must stay true: one request at a time for a process; every request gets exactly one
-//! [`Reply`] (`Pause` gets `Agreed`, `Drain` gets `Drained`); `Failed` leaves the process paused if
+//! [`Reply`] (`Pause` gets `Agreed`, `Drain` gets `Drained`, `Copy` gets `Copied`); `Failed` leaves the process paused if
 //! it was paused, so that `Resume` still works.
 
-use alloc::{string::String, vec::Vec};
+use alloc::{borrow::ToOwned, format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
 /// The Unix socket on the card where the daemon waits for offload processes.
@@ -42,6 +50,14 @@ pub const SOCKET: &str = "/run/coi_daemon.sock";
 pub const SIGNAL: i32 = 64;
 /// Name of the process image in a snapshot directory.
 pub const IMAGE: &str = "offload_process.img";
+/// Name of the process image with this number in its chain. The first is whole.
+pub fn image(number: u32) -> String {
+    match number {
+        0 => IMAGE.to_owned(),
+        number => format!("{number}-{IMAGE}"),
+    }
+}
+
 /// Sub-directory of a snapshot with the local store, one file a buffer file.
 pub const LOCAL_STORE: &str = "local_store";
 /// Sub-directory of a snapshot with the sink binary and its libraries.
@@ -59,8 +75,8 @@ pub enum Request {
     Drain {
         /// The offload process.
         pid: i32,
-        /// Directory on the host (node 0), absolute.
-        snapshot: String,
+        /// Directory on the host (node 0), absolute. Without one nothing is saved: the image will have it.
+        snapshot: Option<String>,
         /// Run functions that the host has ever sent, pipeline by pipeline: all must have been
         /// received, or they would be lost between the two snapshots. A pipeline whose number was
         /// another's before goes on counting where that one ended.
@@ -75,16 +91,38 @@ pub enum Request {
         snapshot: String,
         /// `End` is to come (swap out, migration).
         terminate: bool,
+        /// The image is the last of a chain, and has the local store in it.
+        last: Option<Link>,
+    },
+    /// Stream an image of the process, with its local store, to `snapshot` while it works.
+    Copy {
+        /// The offload process.
+        pid: i32,
+        /// Directory on the host (node 0), absolute.
+        snapshot: String,
+        /// Which image of the chain.
+        link: Link,
     },
     /// Release the locks and go on.
     Resume {
         /// The offload process.
         pid: i32,
     },
+    /// Read an image of a chain: the next one builds on it, on this connection.
+    Preload {
+        /// Directory on the host (node 0), absolute.
+        snapshot: String,
+        /// Which image of the chain.
+        number: u32,
+        /// What it maps, and may not be on the card yet: the sink binary and its libraries, as for `Restore`.
+        binaries: Vec<StoredFile>,
+    },
     /// Bring a process back. On any card.
     Restore {
         /// Directory on the host (node 0), absolute.
         snapshot: String,
+        /// Which image of a chain whose others were preloaded, or 0.
+        number: u32,
         /// Files of the local store: names below [`LOCAL_STORE`] and the path on the card.
         local_store: Vec<StoredFile>,
         /// The sink binary and its libraries: names below [`BINARIES`] and the path on the card.
@@ -97,6 +135,24 @@ pub enum Request {
         /// The offload process.
         pid: i32,
     },
+}
+
+/// An image of a chain, each of which has what has changed since the one before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// Which: that with 0 is whole.
+    pub number: u32,
+    /// What the host has written to since the one before. Nothing else notices that.
+    pub wrote: Vec<Wrote>,
+}
+
+/// Bytes of memory of buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wrote {
+    /// The memory ([`crate::coi::Window::id`]).
+    pub memory: u64,
+    /// The first byte, and the one behind the last.
+    pub range: (u64, u64),
 }
 
 /// A file of a snapshot and where it belongs on the card.
@@ -133,6 +189,13 @@ pub enum Reply {
         /// Bytes of the image.
         bytes: u64,
     },
+    /// To `Copy`.
+    Copied {
+        /// Bytes of the image.
+        bytes: u64,
+    },
+    /// To `Preload`.
+    Preloaded,
     /// To `Resume`.
     Resumed,
     /// To a [`Hello`] that asks for a flush: all output is written.

@@ -237,6 +237,11 @@ impl<'a> Application<'a> {
 
     fn round(&mut self, variant: Variant, snapshot: &Path) -> bool {
         self.captured = false;
+        if variant.live {
+            let next = self.home % self.cards + 1;
+            // If that fails, it is paused without.
+            let _ = self.command("copy", &Control::Copy(snapshot.to_owned(), Some(next)));
+        }
         let paused = self.command("pause", &Control::Pause(snapshot.to_owned()));
         if !paused {
             lift_limit(self.rig);

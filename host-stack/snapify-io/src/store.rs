@@ -4,6 +4,7 @@
 //! PATH.partial/            built here; an earlier PATH is not touched
 //!   manifest.json          what it is a snapshot of, its files, and the digests of their sums; sealed
 //!   offload_process.img    the process image
+//!   N-offload_process.img  what has changed since the image before, if it was copied while it worked
 //!   local_store/ID         files of the local store
 //!   binaries/NAME          the sink program and its libraries
 //!   *.xxh3                 checksums, one file for each but the manifest
@@ -11,6 +12,8 @@
 //! ```
 //!
 //! Compressed, the image and the local store are there under names that end with `.zst` ([`packed`]).
+//!
+//! A chain of images is made one ([`open_whole`]) before a card reads it that has none of them.
 //!
 //! Programs and libraries are those of the host, and the same in snapshot after snapshot: where an earlier one has the very
 //! file, the new one has a link to it (link(2)), so that each is whole by itself and the bytes are on the disk once.
@@ -28,7 +31,8 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, StoredFile};
+use snaprig_card_image::chain::{self, ChainError};
+use snaprig_offload_wire::snapify::{BINARIES, IMAGE, LOCAL_STORE, StoredFile, image};
 use snaprig_store::{
     CommitError, Draft, Existing,
     directory::{Leading, sync_tree},
@@ -37,7 +41,7 @@ use snaprig_store::{
 
 use crate::{
     packed,
-    stream::verify,
+    stream::{SnapshotFile, Verified, verify},
     sums::{self, StoreError, Sums, io_error},
 };
 
@@ -60,6 +64,9 @@ pub struct Manifest {
     pub binaries: Vec<StoredFile>,
     /// Bytes of the process image.
     pub image_bytes: u64,
+    /// Bytes of the images that follow it, each of which has what has changed since the one before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub increments: Vec<u64>,
     /// What has come from the card is compressed ([`packed`]), and so its names end.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub compressed: bool,
@@ -76,6 +83,7 @@ impl Manifest {
             local_store: Vec::new(),
             binaries: Vec::new(),
             image_bytes: 0,
+            increments: Vec::new(),
             compressed: false,
             digests: BTreeMap::new(),
         }
@@ -93,13 +101,20 @@ impl Manifest {
                 move |file: &StoredFile| (format!("{directory}/{}{end}", file.name), file.len);
             files.iter().map(name)
         });
-        stored.chain([(format!("{IMAGE}{end}"), self.image_bytes)])
+        let images = (0..).zip(self.images());
+        stored.chain(images.map(move |(number, len)| (format!("{}{end}", image(number)), len)))
+    }
+
+    /// Bytes of each image.
+    pub fn images(&self) -> impl Iterator<Item = u64> {
+        [self.image_bytes]
+            .into_iter()
+            .chain(self.increments.iter().copied())
     }
 
     /// Whether that file of it is compressed.
     fn is_packed(&self, name: &str) -> bool {
-        let of_card = name.starts_with(LOCAL_STORE) || name.starts_with(IMAGE);
-        self.compressed && of_card
+        self.compressed && !name.starts_with(BINARIES)
     }
 }
 
@@ -219,8 +234,50 @@ fn has(file: &Path, bytes: &[u8]) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Opens a snapshot and verifies every byte of it.
-pub fn open(path: &Path) -> Result<Manifest, StoreError> {
+/// Opens a snapshot, verifies every byte of it, and makes a chain of images one: until that is on the disk, the chain is.
+pub fn open_whole(path: &Path) -> Result<Manifest, StoreError> {
+    let mut manifest = open(path)?;
+    if manifest.increments.is_empty() {
+        return Ok(manifest);
+    }
+    let builder = Builder::create(path)?;
+    let images = (0..).zip(manifest.images());
+    let images = images.map(|(number, _)| Verified::open(&path.join(image(number))));
+    let images = images.collect::<Result<_, StoreError>>()?;
+    let whole = builder.directory().join(IMAGE);
+    chain::collapse(images, SnapshotFile::create(&whole)?)
+        .map_err(|error| unchained(path, error))?;
+    manifest.image_bytes = fs::metadata(&whole).map_err(io_error(&whole))?.len();
+    manifest.increments.clear();
+    for (name, _) in manifest.files().filter(|(name, _)| name != IMAGE) {
+        let (from, to) = (path.join(&name), builder.directory().join(&name));
+        for (from, to) in [(sums::path_of(&from), sums::path_of(&to)), (from, to)] {
+            // Not every disk has links.
+            if fs::hard_link(&from, &to).is_err() {
+                fs::copy(&from, &to).map_err(io_error(&to))?;
+            }
+        }
+    }
+    manifest.digests.clear();
+    builder.commit(manifest.clone())?;
+    Ok(manifest)
+}
+
+fn unchained(path: &Path, error: ChainError) -> StoreError {
+    match error {
+        ChainError::Io(source) => StoreError::Io {
+            path: path.to_owned(),
+            source,
+        },
+        other => StoreError::NotASnapshot {
+            path: path.to_owned(),
+            why: other.to_string(),
+        },
+    }
+}
+
+/// Opens a snapshot without a look at its files.
+pub fn peek(path: &Path) -> Result<Manifest, StoreError> {
     let not = |why: &str| StoreError::NotASnapshot {
         path: path.to_owned(),
         why: why.to_owned(),
@@ -232,13 +289,21 @@ pub fn open(path: &Path) -> Result<Manifest, StoreError> {
         return Err(not("it has no manifest.json"));
     }
     let manifest: Manifest = manifest::read(path, VERSION)?;
+    let plain = |name: &str| {
+        let mut parts = Path::new(name).components();
+        parts.all(|part| matches!(part, Component::Normal(_)))
+    };
+    let strange = manifest.files().find(|(name, _)| !plain(name));
+    match strange {
+        Some((name, _)) => Err(not(&format!("manifest.json names {name:?}"))),
+        None => Ok(manifest),
+    }
+}
+
+/// Opens a snapshot and verifies every byte of it.
+pub fn open(path: &Path) -> Result<Manifest, StoreError> {
+    let manifest = peek(path)?;
     for (name, expected) in manifest.files() {
-        let plain = Path::new(&name)
-            .components()
-            .all(|part| matches!(part, Component::Normal(_)));
-        if !plain {
-            return Err(not(&format!("manifest.json names {name:?}")));
-        }
         let file = path.join(&name);
         let sums = verify(&file)?;
         let found = match manifest.is_packed(&name) {

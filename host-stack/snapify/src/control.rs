@@ -41,6 +41,8 @@ pub enum Command {
     BreakAtRunFunction(u64),
     /// The next snapshot is compressed.
     CompressNext,
+    /// Copy it while it works, for a snapshot in this directory, and to the card with this node, if it is to come back there.
+    Copy(PathBuf, Option<u16>),
     /// snapify_pause, for a snapshot in this directory.
     Pause(PathBuf),
     /// snapify_capture; true ends the process.

@@ -12,6 +12,10 @@ snaprig_wire::fault_points! {
     /// A snapshot is about to be verified.
     VERIFY = "snapify.verify", "every byte of the snapshot is verified",
         [Error, Corrupt, Crash, Hang, Restart];
+    /// [`Step::Copy`] begins.
+    STEP_COPY = "snapify.copy", "live: a process that works is copied", [Crash, Hang, Restart];
+    /// [`Step::Preload`] begins.
+    STEP_PRELOAD = "snapify.preload", "live: a card reads a copy", [Crash, Hang, Restart];
     /// [`Step::Agree`] begins.
     STEP_AGREE = "snapify.agree", "pause: all parties agree", [Crash, Hang, Restart];
     /// [`Step::Lock`] begins.
@@ -38,6 +42,8 @@ snaprig_wire::fault_points! {
 /// The point at which a step begins.
 pub fn of_step(step: Step) -> snaprig_wire::fault::Point {
     match step {
+        Step::Copy => STEP_COPY,
+        Step::Preload => STEP_PRELOAD,
         Step::Agree => STEP_AGREE,
         Step::Lock => STEP_LOCK,
         Step::Drain => STEP_DRAIN,

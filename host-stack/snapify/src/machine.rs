@@ -10,7 +10,15 @@
 //!                                                                '-----------------------------'
 //!  Capture that ends the process: Capture, Commit, End. Until it has its name the process only waits
 //!  Restore (Paused): Verify, Connect, Restore, Reconnect; fails: still Paused, another card may try
+//!
+//!              Copy: Prepare, Connect (twice), (Copy, Preload) ...              Pause
+//!  Running ------------------------------------------------------> Copied --------------> Paused, as above
+//!     ^                |  fails: forgotten                          |  Resume: forgotten
+//!     '----------------'--------------------------------------------'
 //! ```
+//!
+//! Copies are images of a process that works, each with what has changed since the one before, and another card may read
+//! them meanwhile. What is left to do in a pause is the last one, and what it means to come back from that.
 //!
 //! One [`Output::Do`] is under way at a time; its outcome comes back as [`Input::Done`]. A call
 //! ends with exactly one [`Output::Returned`].
@@ -25,7 +33,7 @@ use std::{
     time::Duration,
 };
 
-use snaprig_offload_wire::snapify::{Reply, Request, StoredFile};
+use snaprig_offload_wire::snapify::{Link, Reply, Request, StoredFile};
 use snaprig_wire::scif::NodeId;
 
 use crate::{SnapifyError, Step};
@@ -33,10 +41,16 @@ use crate::{SnapifyError, Step};
 /// How long host, daemon and offload process may take to agree and to drain their channels before
 /// a pause is given up. A run function that runs on does not matter; a dead lock does.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Copies that are made at most: who changes more than can be copied is paused all the same.
+const COPIES_MAX: u32 = 8;
+/// A copy with so few bytes is not worth another one.
+const FEW_BYTES: u64 = 1 << 20;
 
 /// A call of Snapify's interface. Directories are named by their users' choice of name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
+    /// Copies the process while it works, for the pause that is to follow; to this card, if it is to come back there.
+    Copy(Option<NodeId>),
     /// snapify_pause.
     Pause,
     /// snapify_capture; true ends the process.
@@ -54,8 +68,12 @@ pub enum Action {
     Prepare,
     /// Connect to a card's daemon.
     Connect(NodeId),
+    /// Connect to the daemon of the card where copies go.
+    ConnectTarget(NodeId),
     /// Send the request to the daemon and receive its reply.
     Ask(Request),
+    /// The same with that of the card where copies go.
+    AskTarget(Request),
     /// Take the host's locks and send the marker.
     Quiesce,
     /// Wait until so many results, pipeline by pipeline, and so many notices have been received.
@@ -64,11 +82,13 @@ pub enum Action {
     Commit {
         /// Files of the local store.
         local_store: Vec<StoredFile>,
-        /// Bytes of the process image.
-        image_bytes: u64,
+        /// Bytes of the process image: of all of a chain.
+        images: Vec<u64>,
     },
-    /// Verify every byte of the snapshot.
+    /// Verify every byte of the snapshot, and make its image one.
     Verify,
+    /// Open the snapshot: every byte of its image has been verified on its way to the card, or will be.
+    Open,
     /// Connect to the restored process, register windows anew.
     Reconnect {
         /// Its card.
@@ -83,15 +103,15 @@ pub enum Action {
 /// How an [`Action`] ended well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// To `Prepare`: the directory's name for the card.
-    Prepared(String),
-    /// To `Connect`, `Settle`, `Commit`, `Reconnect`.
+    /// To `Prepare`: the directory's name for cards, and the sink program.
+    Prepared(String, Vec<StoredFile>),
+    /// To `Connect`, `ConnectTarget`, `Settle`, `Commit`, `Reconnect`.
     Done,
     /// To `Quiesce`: run functions ever sent, pipeline by pipeline.
     Quiet(Vec<u64>),
-    /// To `Ask`.
+    /// To `Ask` and `AskTarget`.
     Reply(Reply),
-    /// To `Verify`.
+    /// To `Verify` and `Open`.
     Verified {
         /// The directory's name for the card.
         snapshot: String,
@@ -128,6 +148,10 @@ pub enum Output {
     SwappedOut(bool),
     /// The connection made last is the one to the process's daemon from now on.
     Switch,
+    /// The connection to the card where copies went is the one made last.
+    Enter,
+    /// Drop it: what was copied there is forgotten.
+    ForgetCopies,
     /// Drop the connection to the process's daemon.
     HangUp,
     /// Drop the connection made last, if there is one that is not the process's: the process stays
@@ -145,6 +169,11 @@ pub enum Output {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
     Running,
+    ConnectingTarget,
+    Copying,
+    Preloading,
+    /// Copies are made; the process works.
+    Copied,
     Preparing,
     Connecting,
     Agreeing,
@@ -164,9 +193,39 @@ enum State {
     Ending,
     Resuming,
     Verifying(NodeId),
+    Opening(NodeId),
     ConnectingAnew(NodeId),
     Restoring(NodeId),
     Reconnecting,
+}
+
+/// Copies of a process, for the snapshot that is being made.
+#[derive(Clone, Debug, Default)]
+struct Copies {
+    target: Option<NodeId>,
+    /// Bytes of each.
+    images: Vec<u64>,
+    /// How many the target has read.
+    preloaded: u32,
+    binaries: Vec<StoredFile>,
+}
+
+impl Copies {
+    fn next(&self) -> Link {
+        Link {
+            number: self.images.len() as u32,
+            wrote: Vec::new(),
+        }
+    }
+
+    /// Whether another copy would be not much smaller, or is not worth it.
+    fn are_enough(&self) -> bool {
+        match self.images[..] {
+            [.., last] if last <= FEW_BYTES => true,
+            [.., before, last] if last > before / 4 * 3 => true,
+            _ => self.images.len() as u32 >= COPIES_MAX,
+        }
+    }
 }
 
 /// The machine: [`Machine::handle`] everything that happens, then [`Machine::poll_output`].
@@ -180,6 +239,7 @@ pub struct Machine {
     /// The directory of the snapshot that pause has begun and capture commits.
     building: Option<String>,
     local_store: Vec<StoredFile>,
+    copies: Option<Copies>,
     /// What restore brings back.
     request: Option<Request>,
     bytes: u64,
@@ -196,6 +256,7 @@ impl Default for Machine {
             captured: false,
             building: None,
             local_store: Vec::new(),
+            copies: None,
             request: None,
             bytes: 0,
             failure: None,
@@ -214,6 +275,10 @@ impl Machine {
             self.building.is_some(),
             self.failure.is_some(),
         )
+            .hash(hash);
+        let copies = self.copies.as_ref();
+        copies
+            .map(|one| (one.images.len(), one.preloaded, one.target.is_some()))
             .hash(hash);
     }
 
@@ -245,12 +310,14 @@ impl Machine {
     /// The step that the action under way is.
     fn step(&self) -> Option<Step> {
         Some(match self.state {
+            State::Copying => Step::Copy,
+            State::Preloading => Step::Preload,
             State::Agreeing => Step::Agree,
             State::Locking => Step::Lock,
             State::Draining | State::Settling => Step::Drain,
             State::Capturing { .. } => Step::Capture,
             State::Committing { .. } => Step::Commit,
-            State::Verifying(_) => Step::Verify,
+            State::Verifying(_) | State::Opening(_) => Step::Verify,
             State::Restoring(_) => Step::Restore,
             State::Reconnecting => Step::Reconnect,
             State::Resuming => Step::Resume,
@@ -261,7 +328,20 @@ impl Machine {
     fn call(&mut self, call: Call, node: NodeId, pid: i32) {
         let refuse = |why| Output::Returned(Err(SnapifyError::Order(why)));
         let (state, action) = match (&self.state, call) {
+            (State::Running, Call::Copy(target)) => {
+                let copies = Copies {
+                    target,
+                    ..Copies::default()
+                };
+                self.copies = Some(copies);
+                (State::Preparing, Action::Prepare)
+            }
+            (_, Call::Copy(_)) => {
+                let why = "only a process that runs is copied";
+                return self.outputs.push_back(refuse(why));
+            }
             (State::Running, Call::Pause) => (State::Preparing, Action::Prepare),
+            (State::Copied, Call::Pause) => (State::Agreeing, Action::Ask(Request::Pause { pid })),
             (_, Call::Pause) => {
                 let why = "the process is paused already; resume it first";
                 return self.outputs.push_back(refuse(why));
@@ -272,6 +352,7 @@ impl Machine {
                     pid,
                     snapshot,
                     terminate,
+                    last: self.copies.as_ref().map(Copies::next),
                 };
                 self.outputs.push_back(Output::SwappedOut(terminate));
                 (State::Capturing { terminate }, Action::Ask(request))
@@ -280,7 +361,7 @@ impl Machine {
                 let why = "capture comes after pause, once";
                 return self.outputs.push_back(refuse(why));
             }
-            (State::Paused, Call::Resume) => {
+            (State::Paused | State::Copied, Call::Resume) => {
                 (State::Resuming, Action::Ask(Request::Resume { pid }))
             }
             (_, Call::Resume) => {
@@ -288,7 +369,13 @@ impl Machine {
                 return self.outputs.push_back(refuse(why));
             }
             (State::Paused, Call::Restore(card)) if self.captured => {
-                (State::Verifying(card), Action::Verify)
+                match self.is_preloaded(card) {
+                    true => (State::Opening(card), Action::Open),
+                    false => {
+                        self.forget_copies();
+                        (State::Verifying(card), Action::Verify)
+                    }
+                }
             }
             (_, Call::Restore(_)) => {
                 let why = "restore comes after pause and capture";
@@ -300,6 +387,45 @@ impl Machine {
             self.captured = false;
         }
         self.go(state, action);
+    }
+
+    /// Whether a card has all images of the chain but the last.
+    fn is_preloaded(&self, card: NodeId) -> bool {
+        let copies = self.copies.as_ref();
+        copies.is_some_and(|copies| copies.target == Some(card) && copies.preloaded > 0)
+    }
+
+    /// What was copied to a card is of no use any more.
+    fn forget_copies(&mut self) {
+        if self
+            .copies
+            .take()
+            .is_some_and(|copies| copies.target.is_some())
+        {
+            self.outputs.push_back(Output::ForgetCopies);
+        }
+    }
+
+    /// The next image of a process that works.
+    fn copy(&mut self) {
+        let (snapshot, pid) = (self.building.clone().unwrap_or_default(), self.pid);
+        let link = self.copies.as_ref().map(Copies::next);
+        if let Some(link) = link {
+            let copy = Request::Copy {
+                pid,
+                snapshot,
+                link,
+            };
+            self.go(State::Copying, Action::Ask(copy));
+        }
+    }
+
+    /// It is there, and where it is to be.
+    fn copied(&mut self) {
+        match self.copies.as_ref().is_some_and(Copies::are_enough) {
+            true => self.returned(State::Copied, Ok(self.bytes)),
+            false => self.copy(),
+        }
     }
 
     /// Begins the next action, and the step that it is.
@@ -336,13 +462,45 @@ impl Machine {
     fn succeeded(&mut self, outcome: Outcome) {
         let (node, pid) = (self.node, self.pid);
         match (self.state.clone(), outcome) {
-            (State::Preparing, Outcome::Prepared(directory)) => {
+            (State::Preparing, Outcome::Prepared(directory, binaries)) => {
                 self.building = Some(directory);
+                if let Some(copies) = &mut self.copies {
+                    copies.binaries = binaries;
+                }
                 self.go(State::Connecting, Action::Connect(node));
             }
             (State::Connecting, Outcome::Done) => {
                 self.outputs.push_back(Output::Switch);
-                self.go(State::Agreeing, Action::Ask(Request::Pause { pid }));
+                match self.copies.as_ref().map(|copies| copies.target) {
+                    None => self.go(State::Agreeing, Action::Ask(Request::Pause { pid })),
+                    Some(None) => self.copy(),
+                    Some(Some(card)) => {
+                        self.go(State::ConnectingTarget, Action::ConnectTarget(card));
+                    }
+                }
+            }
+            (State::ConnectingTarget, Outcome::Done) => self.copy(),
+            (State::Copying, Outcome::Reply(Reply::Copied { bytes })) => {
+                self.ended(bytes);
+                let copies = self.copies.get_or_insert_default();
+                let number = copies.images.len() as u32;
+                copies.images.push(bytes);
+                match copies.target {
+                    None => self.copied(),
+                    Some(_) => {
+                        let preload = Request::Preload {
+                            snapshot: self.building.clone().unwrap_or_default(),
+                            number,
+                            binaries: copies.binaries.clone(),
+                        };
+                        self.go(State::Preloading, Action::AskTarget(preload));
+                    }
+                }
+            }
+            (State::Preloading, Outcome::Reply(Reply::Preloaded)) => {
+                self.ended(0);
+                self.copies.get_or_insert_default().preloaded += 1;
+                self.copied();
             }
             (State::Agreeing, Outcome::Reply(Reply::Agreed)) => {
                 self.ended(0);
@@ -350,7 +508,11 @@ impl Machine {
             }
             (State::Locking, Outcome::Quiet(sent)) => {
                 self.ended(0);
-                let snapshot = self.building.clone().unwrap_or_default();
+                // The last of the copies will have the local store.
+                let snapshot = match self.copies {
+                    None => self.building.clone(),
+                    Some(_) => None,
+                };
                 let drain = Request::Drain {
                     pid,
                     snapshot,
@@ -375,9 +537,10 @@ impl Machine {
             }
             (State::Capturing { terminate }, Outcome::Reply(Reply::Captured { bytes })) => {
                 self.ended(bytes);
+                let copies = self.copies.iter().flat_map(|copies| &copies.images);
                 let commit = Action::Commit {
                     local_store: std::mem::take(&mut self.local_store),
-                    image_bytes: bytes,
+                    images: copies.copied().chain([bytes]).collect(),
                 };
                 self.go(State::Committing { terminate }, commit);
             }
@@ -394,14 +557,12 @@ impl Machine {
             }
             (State::Resuming, Outcome::Reply(Reply::Resumed)) => {
                 self.ended(0);
-                self.drop_snapshot();
-                self.outputs.push_back(Output::HangUp);
-                self.outputs.push_back(Output::Release);
+                self.over();
                 self.returned(State::Running, Ok(0));
             }
             (State::Undoing, _) => self.undone(),
             (
-                State::Verifying(card),
+                State::Verifying(card) | State::Opening(card),
                 Outcome::Verified {
                     snapshot,
                     local_store,
@@ -412,13 +573,25 @@ impl Machine {
             ) => {
                 self.ended(0);
                 self.bytes = total(&local_store) + image_bytes;
-                self.request = Some(Request::Restore {
+                let number = self.copies.as_ref().map_or(0, |copies| copies.preloaded);
+                let request = Request::Restore {
                     snapshot,
+                    number,
                     local_store,
                     binaries,
                     proxy,
-                });
-                self.go(State::ConnectingAnew(card), Action::Connect(card));
+                };
+                match self.copies.take() {
+                    // That card may have failed by then, and another one reads all of it.
+                    Some(_) => {
+                        self.outputs.push_back(Output::Enter);
+                        self.go(State::Restoring(card), Action::Ask(request));
+                    }
+                    None => {
+                        self.request = Some(request);
+                        self.go(State::ConnectingAnew(card), Action::Connect(card));
+                    }
+                }
             }
             (State::ConnectingAnew(card), Outcome::Done) => {
                 if let Some(request) = self.request.take() {
@@ -447,6 +620,10 @@ impl Machine {
     fn refused(&mut self, why: String) {
         let node = match self.state {
             State::ConnectingAnew(card) | State::Restoring(card) => card,
+            State::ConnectingTarget | State::Preloading => {
+                let copies = self.copies.as_ref();
+                copies.and_then(|copies| copies.target).unwrap_or(self.node)
+            }
             _ => self.node,
         };
         let step = self.step().unwrap_or(Step::Agree);
@@ -463,7 +640,12 @@ impl Machine {
                 self.outputs
                     .push_back(Output::Do(resume, Some(PAUSE_TIMEOUT)));
             }
-            State::Preparing | State::Connecting | State::Agreeing => {
+            State::Preparing
+            | State::Connecting
+            | State::ConnectingTarget
+            | State::Copying
+            | State::Preloading
+            | State::Agreeing => {
                 self.failure = Some(error);
                 self.undone();
             }
@@ -481,21 +663,29 @@ impl Machine {
                 self.outputs.push_back(Output::Forget);
                 self.returned(State::Paused, Err(error));
             }
-            State::Verifying(_) | State::Resuming => self.returned(State::Paused, Err(error)),
-            State::Running | State::Paused => {}
+            State::Verifying(_) | State::Opening(_) | State::Resuming => {
+                self.returned(State::Paused, Err(error));
+            }
+            State::Running | State::Copied | State::Paused => {}
         }
     }
 
     /// A pause that has failed leaves nothing.
     fn undone(&mut self) {
-        self.drop_snapshot();
-        self.outputs.push_back(Output::HangUp);
-        self.outputs.push_back(Output::Release);
+        self.over();
         let error = self.failure.take().unwrap_or(SnapifyError::TimedOut);
         self.returned(State::Running, Err(error));
     }
 
+    /// Nothing is left of a pause, and the process runs.
+    fn over(&mut self) {
+        self.drop_snapshot();
+        self.outputs.push_back(Output::HangUp);
+        self.outputs.push_back(Output::Release);
+    }
+
     fn drop_snapshot(&mut self) {
+        self.forget_copies();
         if self.building.take().is_some() {
             self.outputs.push_back(Output::Discard);
         }

@@ -13,6 +13,8 @@ pub enum Phase {
     /// It runs.
     #[default]
     Running,
+    /// It runs, and is being copied.
+    Copying,
     /// It is being paused.
     Pausing,
     /// It is paused, and has no snapshot yet.
@@ -35,6 +37,7 @@ impl Phase {
     /// While a call is at work.
     pub(crate) fn during(call: &Call) -> Self {
         match call {
+            Call::Copy(_) => Self::Copying,
             Call::Pause => Self::Pausing,
             Call::Capture(_) => Self::Capturing,
             Call::Resume => Self::Resuming,
@@ -47,6 +50,7 @@ impl fmt::Display for Phase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Running => "running",
+            Self::Copying => "copying",
             Self::Pausing => "pausing",
             Self::Paused => "paused",
             Self::Capturing => "capturing",

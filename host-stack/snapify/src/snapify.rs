@@ -19,7 +19,9 @@ use snaprig_scif::client::{Endpoint, ScifError};
 use snaprig_snapify_io::{
     Grant,
     store::{self, Builder, Manifest},
+    sums::StoreError,
 };
+use snaprig_wire::scif::NodeId;
 
 use crate::{
     Phase, SnapifyError,
@@ -74,6 +76,8 @@ struct Session {
     /// To the daemon of the card where the process is, and the one made last.
     daemon: Option<Arc<Endpoint>>,
     next_daemon: Option<Arc<Endpoint>>,
+    /// To that of the card where copies go.
+    copies: Option<(Engine, Arc<Endpoint>)>,
     /// Where the next pause is to put its snapshot.
     requested: PathBuf,
     /// Where the snapshot of this pause is, or will be.
@@ -139,14 +143,23 @@ impl Snapify {
         self.0.compress_next.store(true, Ordering::Relaxed);
     }
 
+    /// Copies the process while it works, for the pause that is to follow, which will be a short one: what a snapshot below
+    /// `snapshot` has is on the disk by then but for what changed at last. If it is to come back on the card `to`, that
+    /// reads the copies, too. Returns the bytes of all of them.
+    ///
+    /// The process runs on until [`Snapify::pause`], or [`Snapify::resume`], which forgets the copies.
+    pub fn copy(&self, snapshot: &Path, to: Option<&Engine>) -> Result<u64, SnapifyError> {
+        let mut session = self.0.take_present()?;
+        session.requested = snapshot.to_owned();
+        session.target = to.cloned();
+        self.0.call(session, Call::Copy(to.map(Engine::node)))
+    }
+
     /// snapify_pause: stops all communication, and saves the local store below `snapshot`, a
-    /// directory that will be there when the capture is complete. Returns the bytes saved.
+    /// directory that will be there when the capture is complete. After [`Snapify::copy`] it is the one that was named
+    /// there. Returns the bytes saved.
     pub fn pause(&self, snapshot: &Path) -> Result<u64, SnapifyError> {
-        let mut session = self.0.take()?;
-        if session.swapped_out {
-            *self.0.lock() = State::Idle(session);
-            return Err(SnapifyError::Order(SWAPPED_OUT));
-        }
+        let mut session = self.0.take_present()?;
         session.requested = snapshot.to_owned();
         self.0.call(session, Call::Pause)
     }
@@ -201,11 +214,7 @@ impl Snapify {
 
     /// snapify_resume: lets host and offload process go on.
     pub fn resume(&self) -> Result<(), SnapifyError> {
-        let session = self.0.take()?;
-        if session.swapped_out {
-            *self.0.lock() = State::Idle(session);
-            return Err(SnapifyError::Order(SWAPPED_OUT));
-        }
+        let session = self.0.take_present()?;
         self.0.call(session, Call::Resume).map(|_| ())
     }
 
@@ -246,6 +255,12 @@ impl Snapify {
         Ok(bytes)
     }
 
+    /// Migration (paper figure 7) of a process that works until most of it is on the other card.
+    pub fn migrate_live(&self, snapshot: &Path, engine: &Engine) -> Result<u64, SnapifyError> {
+        let copied = self.copy(snapshot, Some(engine))?;
+        Ok(copied + self.migrate(snapshot, engine)?)
+    }
+
     /// Migration (paper figure 7): out of one card, into another.
     pub fn migrate(&self, snapshot: &Path, engine: &Engine) -> Result<u64, SnapifyError> {
         let out = self.swap_out(snapshot)?;
@@ -267,6 +282,18 @@ impl Inner {
                 Err(SnapifyError::Order(
                     "another call is at work, or a capture is not waited for",
                 ))
+            }
+        }
+    }
+
+    /// The same, of a process that is on a card.
+    fn take_present(&self) -> Result<Box<Session>, SnapifyError> {
+        let session = self.take()?;
+        match session.swapped_out {
+            false => Ok(session),
+            true => {
+                *self.lock() = State::Idle(session);
+                Err(SnapifyError::Order(SWAPPED_OUT))
             }
         }
     }
@@ -333,6 +360,8 @@ impl Inner {
                 session.swapped_out = false;
                 session.daemon = session.next_daemon.take();
             }
+            Output::Enter => session.next_daemon = session.copies.take().map(|(_, to)| to),
+            Output::ForgetCopies => session.copies = None,
             Output::HangUp => (session.daemon, session.next_daemon) = (None, None),
             Output::Forget => session.next_daemon = None,
             Output::Discard => session.building = None,
@@ -355,14 +384,39 @@ impl Inner {
                     Some(target) if target.node() == node => target,
                     _ => &own,
                 };
-                let daemon = engine.connect_daemon()?;
-                daemon
-                    .send_message(&ToDaemon::Snapify)
-                    .map_err(CoiError::from)?;
-                session.next_daemon = Some(Arc::new(daemon));
+                session.next_daemon = Some(connect(engine)?);
                 Ok(Outcome::Done)
             }
-            Action::Ask(request) => self.ask(session, &request, timeout).map(Outcome::Reply),
+            Action::ConnectTarget(_) => {
+                let target = session
+                    .target
+                    .clone()
+                    .ok_or(SnapifyError::Order("copies go to a card"))?;
+                let daemon = connect(&target)?;
+                session.copies = Some((target, daemon));
+                Ok(Outcome::Done)
+            }
+            Action::Ask(mut request) => {
+                self.tell_written(&mut request);
+                let step = session.step.map_or(Step::Resume, |(step, _)| step);
+                let (daemon, node) = match (&session.next_daemon, &session.daemon) {
+                    (Some(daemon), _) => (daemon, session.target.as_ref().map(Engine::node)),
+                    (None, Some(daemon)) => (daemon, None),
+                    (None, None) => {
+                        let why = "there is no connection to the process's card; restore it on one";
+                        return Err(SnapifyError::Order(why));
+                    }
+                };
+                let own = || quiesce::identity(&self.process).engine.node();
+                let node = node.unwrap_or_else(own);
+                ask(daemon, node, step, &request, timeout).map(Outcome::Reply)
+            }
+            Action::AskTarget(request) => {
+                let Some((target, daemon)) = &session.copies else {
+                    return Err(SnapifyError::Order("copies go to a card"));
+                };
+                ask(daemon, target.node(), Step::Preload, &request, timeout).map(Outcome::Reply)
+            }
             Action::Quiesce => in_time(
                 Step::Lock,
                 quiesce::quiesce(&self.process, timeout.unwrap_or(Duration::MAX)),
@@ -375,17 +429,22 @@ impl Inner {
             }
             Action::Commit {
                 local_store,
-                image_bytes,
+                images,
             } => {
                 let Some((builder, mut manifest, grant)) = session.building.take() else {
                     return Err(SnapifyError::Order("capture comes after pause, once"));
                 };
                 drop(grant);
-                (manifest.local_store, manifest.image_bytes) = (local_store, image_bytes);
+                manifest.local_store = local_store;
+                if let [first, increments @ ..] = &images[..] {
+                    manifest.image_bytes = *first;
+                    manifest.increments = increments.to_vec();
+                }
                 builder.commit(manifest)?;
                 Ok(Outcome::Done)
             }
-            Action::Verify => self.verify(session),
+            Action::Verify => self.read(session, store::open_whole),
+            Action::Open => self.read(session, store::peek),
             Action::Reconnect { pid, port, .. } => {
                 session.reading = None;
                 let target = session.target.clone();
@@ -430,56 +489,75 @@ impl Inner {
             });
         }
         let directory = grant.directory().to_string_lossy().into_owned();
+        let binaries = manifest.binaries.clone();
         session.building = Some((builder, manifest, grant));
-        Ok(Outcome::Prepared(directory))
+        Ok(Outcome::Prepared(directory, binaries))
     }
 
-    fn verify(&self, session: &mut Session) -> Result<Outcome, SnapifyError> {
-        let manifest = store::open(&session.snapshot)?;
+    fn read(
+        &self,
+        session: &mut Session,
+        open: fn(&Path) -> Result<Manifest, StoreError>,
+    ) -> Result<Outcome, SnapifyError> {
+        let manifest = open(&session.snapshot)?;
         let identity = quiesce::identity(&self.process);
         let grant = Grant::new(&identity.engine.rig(), &session.snapshot)?;
         let snapshot = grant.directory().to_string_lossy().into_owned();
         session.reading = Some(grant);
+        let image_bytes = manifest.images().sum();
         Ok(Outcome::Verified {
             snapshot,
             local_store: manifest.local_store,
             binaries: manifest.binaries,
-            image_bytes: manifest.image_bytes,
+            image_bytes,
             proxy: identity.proxy,
         })
     }
 
-    /// One request to the daemon and its answer.
-    fn ask(
-        &self,
-        session: &Session,
-        request: &Request,
-        timeout: Option<Duration>,
-    ) -> Result<Reply, SnapifyError> {
-        let step = session.step.map_or(Step::Resume, |(step, _)| step);
-        let daemon = session.next_daemon.as_ref().or(session.daemon.as_ref());
-        let Some(daemon) = daemon else {
-            let why = "there is no connection to the process's card; restore it on one";
-            return Err(SnapifyError::Order(why));
-        };
-        let exchange = || {
-            daemon.send_message(request)?;
-            daemon.receive_message()
-        };
-        let (answer, in_time) = match timeout {
-            None => (exchange(), true),
-            Some(timeout) => within(timeout, daemon, exchange),
-        };
-        let own = quiesce::identity(&self.process).engine.node();
-        let node = match (&session.next_daemon, &session.target) {
-            (Some(_), Some(target)) => target.node(),
-            _ => own,
-        };
-        match answer {
-            Ok(reply) => Ok(reply),
-            Err(_) if !in_time => Err(SnapifyError::Stuck(step)),
-            Err(source) => Err(SnapifyError::CardLost { node, step, source }),
+    /// What an image of a chain has to have, because nothing but this process knows of it.
+    fn tell_written(&self, request: &mut Request) {
+        if let Request::Copy { link, .. }
+        | Request::Capture {
+            last: Some(link), ..
+        } = request
+        {
+            let written = quiesce::written(&self.process);
+            // All is in the first.
+            if link.number > 0 {
+                link.wrote = written;
+            }
         }
+    }
+}
+
+fn connect(engine: &Engine) -> Result<Arc<Endpoint>, SnapifyError> {
+    let daemon = engine.connect_daemon()?;
+    daemon
+        .send_message(&ToDaemon::Snapify)
+        .map_err(CoiError::from)?;
+    Ok(Arc::new(daemon))
+}
+
+/// One request to the daemon of a card and its answer.
+fn ask(
+    daemon: &Endpoint,
+    node: NodeId,
+    step: Step,
+    request: &Request,
+    timeout: Option<Duration>,
+) -> Result<Reply, SnapifyError> {
+    let exchange = || {
+        daemon.send_message(request)?;
+        daemon.receive_message()
+    };
+    let (answer, in_time) = match timeout {
+        None => (exchange(), true),
+        Some(timeout) => within(timeout, daemon, exchange),
+    };
+    match answer {
+        Ok(reply) => Ok(reply),
+        Err(_) if !in_time => Err(SnapifyError::Stuck(step)),
+        Err(source) => Err(SnapifyError::CardLost { node, step, source }),
     }
 }
 

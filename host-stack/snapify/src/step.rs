@@ -8,6 +8,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
+    /// An image goes through Snapify-IO while the process works.
+    Copy,
+    /// The card that it will come back on reads such an image.
+    Preload,
     /// Pause: host, daemon and offload process agree (steps 1 to 3 of figure 3).
     Agree,
     /// Pause: the host's locks and the Shutdown marker.
@@ -30,7 +34,9 @@ pub enum Step {
 
 impl Step {
     /// All of them, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
+        Self::Copy,
+        Self::Preload,
         Self::Agree,
         Self::Lock,
         Self::Drain,

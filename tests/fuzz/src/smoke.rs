@@ -266,6 +266,7 @@ fn all_messages() {
     let (local_store, binaries) = (vec![file.clone(); 3], vec![file]);
     let restore = snapify::Request::Restore {
         snapshot: path(),
+        number: 3,
         local_store,
         binaries,
         proxy: true,

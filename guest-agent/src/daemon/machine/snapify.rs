@@ -16,7 +16,7 @@ impl Machine {
             .iter_mut()
             .filter(|(_, process)| process.snapify == Some(conn))
             .map(|(pid, process)| {
-                (process.snapify, process.held) = (None, None);
+                (process.snapify, process.held, process.first) = (None, None, None);
                 (*pid, process.pipe.take(), process.owner)
             })
             .collect();
@@ -27,7 +27,32 @@ impl Machine {
             if owner.is_none() {
                 self.kill(pid);
             }
+            // Its pipe may have been all that there was left of it.
+            self.bury(pid);
         }
+    }
+
+    /// Restores begin when nothing is left of processes whose hosts are gone.
+    pub(super) fn begin_restores(&mut self) {
+        let leaving = |role: &Role| {
+            matches!(
+                role,
+                Role::Creating { gone: true, .. } | Role::Restoring { gone: true, .. }
+            )
+        };
+        if self.roles.values().any(leaving) || self.processes.values().any(Process::abandoned) {
+            return;
+        }
+        let begun = std::mem::take(&mut self.restores).into_iter();
+        self.outputs
+            .extend(begun.map(|(conn, request)| Output::Restore(conn, request)));
+    }
+
+    /// A restore that has not begun does not take place. False: it has begun.
+    pub(super) fn forget_restore(&mut self, conn: Conn) -> bool {
+        let waiting = self.restores.len();
+        self.restores.retain(|(other, _)| *other != conn);
+        self.restores.len() < waiting
     }
 
     pub(super) fn restored(&mut self, conn: Conn, result: Result<Pid, Failure>) {
@@ -48,8 +73,10 @@ impl Machine {
             owner: None,
             reached: false,
             snapify: Some(conn),
+            first: None,
             pipe: None,
             held: None,
+            killed: false,
             ended: None,
             cleaned_up: false,
         };
@@ -73,9 +100,12 @@ impl Machine {
             Request::Restore { proxy, .. } => {
                 let (proxy, gone) = (*proxy, false);
                 self.roles.insert(conn, Role::Restoring { proxy, gone });
-                return self.put(Output::Restore(conn, request));
+                return self.restores.push_back((conn, request));
             }
-            Request::Pause { pid } => self.pause(conn, *pid),
+            Request::Preload { .. } => return self.put(Output::Preload(conn, request)),
+            Request::Pause { pid } | Request::Copy { pid, .. } => {
+                self.begin(conn, *pid, request.clone())
+            }
             Request::Drain { pid, .. }
             | Request::Capture { pid, .. }
             | Request::Resume { pid }
@@ -86,16 +116,19 @@ impl Machine {
         }
     }
 
-    fn pause(&mut self, conn: Conn, pid: Pid) -> Result<(), Failure> {
+    /// What a process that works is asked.
+    fn begin(&mut self, conn: Conn, pid: Pid, request: Request) -> Result<(), Failure> {
         let process = self
             .processes
             .get_mut(&pid)
             .filter(|process| process.ended.is_none() && !process.native && process.reached)
             .ok_or(failure(ESRCH, "there is no such offload process"))?;
-        if process.snapify.is_some() {
-            return Err(failure(EBUSY, "the process is paused already"));
+        match (process.snapify, process.pipe) {
+            (Some(asking), Some(_)) if asking == conn => return self.relay(conn, pid, request),
+            (Some(_), _) => return Err(failure(EBUSY, "the process is paused already")),
+            (None, _) => {}
         }
-        process.snapify = Some(conn);
+        (process.snapify, process.first) = (Some(conn), Some(request));
         self.put(Output::Signal(pid));
         Ok(())
     }

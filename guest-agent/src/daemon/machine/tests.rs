@@ -46,6 +46,19 @@ fn running(proxy: bool) -> Machine {
     machine
 }
 
+const SNAPIFY_CONNECTS: Input = Input::Host(SNAPIFY, ToDaemon::Snapify);
+
+fn restore(proxy: bool) -> Input {
+    let restore = Request::Restore {
+        snapshot: "/s".into(),
+        number: 0,
+        local_store: vec![],
+        binaries: vec![],
+        proxy,
+    };
+    Input::Request(SNAPIFY, restore)
+}
+
 fn flushed(pipe: Pipe) -> [Output; 2] {
     [Output::Say(pipe, Reply::Flushed), Output::Drop(pipe)]
 }
@@ -115,15 +128,8 @@ fn the_end_is_told_when_nothing_is_left_of_the_process() {
 fn what_a_restored_process_writes_goes_to_whoever_adopts_it() {
     for proxy in [true, false] {
         let mut machine = Machine::default();
-        let restore = Request::Restore {
-            snapshot: "/s".into(),
-            local_store: vec![],
-            binaries: vec![],
-            proxy,
-        };
+        outputs(&mut machine, [SNAPIFY_CONNECTS, restore(proxy)]);
         let inputs = [
-            Input::Host(SNAPIFY, ToDaemon::Snapify),
-            Input::Request(SNAPIFY, restore),
             Input::Restored(SNAPIFY, Ok(PID)),
             hello(11, Purpose::Restarted { port: 6 }),
         ];
@@ -136,4 +142,49 @@ fn what_a_restored_process_writes_goes_to_whoever_adopts_it() {
         expected.extend(proxy.then_some(Output::Proxy(HOST, PID)));
         assert_eq!(told, expected);
     }
+}
+
+#[test]
+fn a_restore_waits_for_the_end_of_a_process_whose_host_is_gone() {
+    let mut machine = running(true);
+    let told = outputs(&mut machine, [Input::HostGone(HOST)]);
+    assert_eq!(told, [Output::Kill(PID)]);
+    let told = outputs(&mut machine, [SNAPIFY_CONNECTS, restore(true)]);
+    assert_eq!(told, []);
+    let told = outputs(&mut machine, [Input::Exited(PID, Exit::Signal(9))]);
+    assert_eq!(told, [Output::CleanUp(PID)]);
+    let told = outputs(&mut machine, [Input::CleanedUp(PID)]);
+    assert!(matches!(told[..], [Output::Restore(SNAPIFY, _)]));
+}
+
+#[test]
+fn a_restore_that_waits_is_over_when_nobody_wants_it_any_more() {
+    let mut machine = Machine::default();
+    let start = Input::Host(HOST, ToDaemon::Create(program(false)));
+    outputs(&mut machine, [start, Input::HostGone(HOST)]);
+    let wanted = [SNAPIFY_CONNECTS, restore(true), Input::HostGone(SNAPIFY)];
+    assert_eq!(outputs(&mut machine, wanted), []);
+    let failed = Input::Spawned(HOST, Err(failure(12, "no memory")));
+    let told = outputs(&mut machine, [failed]);
+    let restores = |told: &Output| matches!(told, Output::Restore(..));
+    assert!(!told.iter().any(restores), "{told:?}");
+}
+
+/// What asked for the pause hangs up last: after the process, and what owned it.
+#[test]
+fn a_process_that_ended_while_it_was_paused_is_buried() {
+    let mut machine = running(true);
+    let pause = Input::Request(SNAPIFY, Request::Pause { pid: PID });
+    let exit = Exit::Signal(9);
+    let inputs = [
+        SNAPIFY_CONNECTS,
+        pause,
+        hello(11, Purpose::Signalled),
+        Input::Exited(PID, exit),
+        Input::CleanedUp(PID),
+    ];
+    outputs(&mut machine, inputs);
+    let told = outputs(&mut machine, [Input::HostGone(SNAPIFY)]);
+    let exited = Output::Tell(HOST, FromDaemon::Exited(exit));
+    assert_eq!(told, [Output::Drop(11), exited]);
 }

@@ -14,7 +14,7 @@ use std::{
 use snaprig_offload_wire::coi::{Answer, Command};
 use snaprig_scif::client::{Endpoint, ScifError, SharedMemory};
 
-use super::{Foreign, addresses::Address, evict};
+use super::{Foreign, addresses::Address, evict, ranges::Ranges};
 use crate::{
     CoiError, Process, descriptors,
     gate::Gate,
@@ -81,6 +81,7 @@ struct Home {
     id: u64,
     process: Weak<Inner>,
     windows: Mutex<Windows>,
+    written: Mutex<Option<Ranges>>,
 }
 
 /// Offsets of its windows. They change on restore (section 4.3).
@@ -126,6 +127,7 @@ impl Arena {
             id: process.id(),
             process: Arc::downgrade(&process.0),
             windows: Mutex::default(),
+            written: Mutex::default(),
         };
         let arena = Arc::new(Self {
             id: next_id(),
@@ -160,6 +162,7 @@ impl Arena {
                 id: process.id(),
                 process: Arc::downgrade(&process.0),
                 windows: Mutex::default(),
+                written: Mutex::default(),
             }],
         })
     }
@@ -297,6 +300,9 @@ impl Arena {
             true => dma.writeto(own, len, card),
             false => dma.readfrom(own, len, card),
         };
+        if write {
+            home.wrote(range);
+        }
         done.map_err(|error| match error.errno {
             libc::ECONNRESET | libc::ENODEV | libc::EIO => process.broken(),
             _ => error.into(),
@@ -318,6 +324,27 @@ impl Arena {
         let card = lock(&home.windows).card + range.start as i64;
         let len = memory.len().min(range.end - range.start);
         // SAFETY: whoever made `memory` has promised that so many bytes may be used until the operation is complete.
-        Ok(unsafe { process.dma().copy(memory.pointer(), len, card, write) })
+        let copied = unsafe { process.dma().copy(memory.pointer(), len, card, write) };
+        if write {
+            home.wrote(range);
+        }
+        Ok(copied)
+    }
+
+    /// What was written to it in a process since somebody asked last, as far as that was within the memory.
+    pub fn written(&self, process: u64) -> Vec<Range<u64>> {
+        let home = self.homes.iter().find(|home| home.id == process);
+        let before = home.and_then(|home| lock(&home.written).replace(Ranges::default()));
+        before.map_or_else(Vec::new, Ranges::into_all)
+    }
+}
+
+impl Home {
+    /// A range has been written to: told when that is over, because who asks before it is may look before it is, too. Until
+    /// somebody asks for the first time nobody counts.
+    fn wrote(&self, range: &Range<u64>) {
+        if let Some(written) = &mut *lock(&self.written) {
+            written.add(range.clone());
+        }
     }
 }

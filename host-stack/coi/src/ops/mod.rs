@@ -22,6 +22,7 @@ mod foreign;
 mod kinds;
 mod moves;
 mod pool;
+mod ranges;
 mod slots;
 
 use std::{

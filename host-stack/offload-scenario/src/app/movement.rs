@@ -8,7 +8,7 @@ use snaprig_coi::{
     graph::{BufferId, Input, OpId, Step},
     machine::{self as coi, Region},
 };
-use snaprig_offload_wire::coi::Channel;
+use snaprig_offload_wire::{coi::Channel, snapify::Wrote};
 use snaprig_scif::node::RequestId;
 use snaprig_wire::scif::{HOST, PAGE};
 
@@ -226,6 +226,12 @@ impl World {
         }
         self.leave(host);
         let steps = self.apps[app].movements.get(&op);
+        if let Some(Step::ToProcess { buffer, range, .. }) = steps.and_then(|steps| steps.front()) {
+            self.hosts[host].wrote.push(Wrote {
+                memory: *buffer,
+                range: (range.start, range.end),
+            });
+        }
         if let Some(Step::FromProcess {
             buffer,
             range,

@@ -180,8 +180,12 @@ impl World {
                 self.coi(host, coi::Input::Lost(generation, Link::Control));
             }
             (Role::Snapify, Heard::Connected) => {
-                self.hosts[host].calling_daemon = None;
-                self.hosts[host].latest = Some(endpoint);
+                let one = &mut self.hosts[host];
+                one.calling_daemon = None;
+                match std::mem::take(&mut one.calling_target) {
+                    true => one.copies = Some(endpoint),
+                    false => one.latest = Some(endpoint),
+                }
                 self.tell(HOST, endpoint, &ToDaemon::Snapify);
                 self.action_done(host, Ok(Done::Done));
             }
@@ -199,6 +203,7 @@ impl World {
                 let one = &mut self.hosts[host];
                 let calling = one.calling_daemon.take_if(|called| *called == endpoint);
                 let asking = one.asking.take_if(|asked| *asked == endpoint);
+                one.calling_target &= calling.is_none();
                 if calling.or(asking).is_some() {
                     self.action_done(host, Err(lost(0, Step::Agree)));
                 }

@@ -33,6 +33,15 @@ impl World {
                         self.close(HOST, old);
                     }
                 }
+                snapify::Output::Enter => {
+                    let copies = self.hosts[host].copies.take();
+                    self.hosts[host].latest = copies;
+                }
+                snapify::Output::ForgetCopies => {
+                    if let Some(endpoint) = self.hosts[host].copies.take() {
+                        self.close(HOST, endpoint);
+                    }
+                }
                 snapify::Output::HangUp => {
                     let one = &mut self.hosts[host];
                     for endpoint in one.latest.take().into_iter().chain(one.current.take()) {
@@ -65,7 +74,9 @@ impl World {
 
     pub(super) fn perform(&mut self, host: HostId, action: Action) {
         match action {
-            Action::Connect(node) => {
+            Action::Connect(node) | Action::ConnectTarget(node) => {
+                let is_target = matches!(action, Action::ConnectTarget(_));
+                self.hosts[host].calling_target = is_target;
                 let peer = PortId {
                     node,
                     port: COI_DAEMON,
@@ -77,17 +88,23 @@ impl World {
             Action::Ask(Request::Drain { pid, snapshot, .. })
                 if self.canary == Some(Canary::UncountedDrain) =>
             {
-                let sent = Vec::new();
-                self.ask(
-                    host,
-                    Request::Drain {
-                        pid,
-                        snapshot,
-                        sent,
-                    },
-                );
+                let drain = Request::Drain {
+                    pid,
+                    snapshot,
+                    sent: Vec::new(),
+                };
+                let to = self.hosts[host].current;
+                self.ask(host, to, drain);
             }
-            Action::Ask(request) => self.ask(host, request),
+            Action::Ask(request) => {
+                let request = self.tell_written(host, request);
+                let to = self.hosts[host].latest.or(self.hosts[host].current);
+                self.ask(host, to, request);
+            }
+            Action::AskTarget(request) => {
+                let to = self.hosts[host].copies;
+                self.ask(host, to, request);
+            }
             Action::Settle(..) if self.canary == Some(Canary::UnsettledResults) => {
                 self.action_done(host, Ok(Done::Done));
             }
@@ -115,20 +132,39 @@ impl World {
             }
             Action::Commit {
                 local_store,
-                image_bytes,
+                images,
             } => {
-                let done = self.commit(host, &local_store, image_bytes);
+                let done = self.commit(host, &local_store, images);
                 self.action_done(host, done);
             }
             Action::Verify => {
-                let done = self.verify(host);
+                let done = self.verify(host, true);
+                self.action_done(host, done);
+            }
+            Action::Open => {
+                let done = self.verify(host, false);
                 self.action_done(host, done);
             }
         }
     }
 
-    pub(super) fn ask(&mut self, host: HostId, request: Request) {
-        match self.hosts[host].latest.or(self.hosts[host].current) {
+    /// An image of a chain has to have what only the host knows that it has written.
+    fn tell_written(&mut self, host: HostId, mut request: Request) -> Request {
+        if let Request::Copy { link, .. }
+        | Request::Capture {
+            last: Some(link), ..
+        } = &mut request
+        {
+            let wrote = std::mem::take(&mut self.hosts[host].wrote);
+            if link.number > 0 && self.canary != Some(Canary::UntoldWrite) {
+                link.wrote = wrote;
+            }
+        }
+        request
+    }
+
+    pub(super) fn ask(&mut self, host: HostId, to: Option<EndpointId>, request: Request) {
+        match to {
             Some(endpoint) if self.roles.contains_key(&(HOST, endpoint)) => {
                 self.hosts[host].asking = Some(endpoint);
                 self.tell(HOST, endpoint, &request);

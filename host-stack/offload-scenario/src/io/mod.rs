@@ -7,7 +7,7 @@ mod snapshot;
 use coi_device::daemon::machine::{Conn, Pid};
 use serde::{Deserialize, Serialize};
 use snaprig_offload_wire::{
-    snapify::{IMAGE, LOCAL_STORE, StoredFile},
+    snapify::{IMAGE, LOCAL_STORE, StoredFile, image},
     snapify_io::{
         BUFFER_BYTES, Failure, Input, Kind, Machine, Message, Mode, Output, SLOT_BYTES, Sink,
         Source,
@@ -29,6 +29,7 @@ use snaprig_scenario::{
 
 use crate::{
     canary::Canary,
+    sink::read_copy,
     state::{
         HostId, decode, event,
         io::{Owner, Role, Transfer},
@@ -60,7 +61,8 @@ struct Manifest {
     /// The how manieth of its application.
     round: u64,
     local_store: Vec<StoredFile>,
-    image_bytes: u64,
+    /// Bytes of each image of its process.
+    images: Vec<u64>,
 }
 
 impl World {

@@ -16,20 +16,20 @@ impl World {
         }
         let made = self.disk.create(&format!("{partial}binaries"));
         made.map_err(|errno| disk_error(Step::Agree, errno))?;
-        Ok(Done::Prepared(partial))
+        Ok(Done::Prepared(partial, vec![]))
     }
 
     pub(crate) fn commit(
         &mut self,
         host: HostId,
         local_store: &[StoredFile],
-        image_bytes: u64,
+        images: Vec<u64>,
     ) -> Result<Done, SnapifyError> {
         let effect = self.fault(self.host_processes[host], &snapify_faults::COMMIT);
         let manifest = Manifest {
             round: self.hosts[host].script.round,
             local_store: local_store.to_vec(),
-            image_bytes,
+            images,
         };
         let done = match effect {
             Effect::Error(errno) => Err(errno),
@@ -57,7 +57,8 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn verify(&mut self, host: HostId) -> Result<Done, SnapifyError> {
+    /// `whole`: all of it, and a chain of images is made one.
+    pub(crate) fn verify(&mut self, host: HostId, whole: bool) -> Result<Done, SnapifyError> {
         let finished = finished(host);
         match self.fault(self.host_processes[host], &snapify_faults::VERIFY) {
             Effect::Error(errno) => return Err(disk_error(Step::Verify, errno)),
@@ -68,13 +69,19 @@ impl World {
             }
             _ => {}
         }
-        self.whole_snapshot(host)
+        let manifest = match whole {
+            true => self
+                .whole_snapshot(host)
+                .and_then(|found| self.collapsed(host, found)),
+            false => self.manifest(host),
+        };
+        manifest
             .map(|manifest| Done::Verified {
                 snapshot: finished,
                 local_store: manifest.local_store,
                 binaries: vec![],
                 proxy: false,
-                image_bytes: manifest.image_bytes,
+                image_bytes: manifest.images.iter().sum(),
             })
             .map_err(|errno| disk_error(Step::Verify, errno))
     }
@@ -110,18 +117,54 @@ impl World {
     /// The snapshot's manifest, if all of the snapshot is there and whole.
     pub(super) fn whole_snapshot(&self, host: HostId) -> Result<Manifest, i32> {
         let finished = finished(host);
-        let bytes = self.disk.read(&format!("{finished}{MANIFEST}"));
-        let manifest: Manifest = decode(bytes.ok_or(libc::ENOENT)?).ok_or(libc::EBADMSG)?;
-        let image = self.stored_file(&format!("{finished}{IMAGE}"))?;
+        let manifest = self.manifest(host)?;
         for file in &manifest.local_store {
             let name = format!("{finished}{LOCAL_STORE}/{}", file.name);
             if self.stored_file(&name)?.len() as u64 != file.len {
                 return Err(libc::EBADMSG);
             }
         }
-        match image.len() as u64 == manifest.image_bytes {
-            true => Ok(manifest),
-            false => Err(libc::EBADMSG),
+        for (number, len) in (0..).zip(&manifest.images) {
+            let name = format!("{finished}{}", image(number));
+            if self.stored_file(&name)?.len() as u64 != *len {
+                return Err(libc::EBADMSG);
+            }
         }
+        Ok(manifest)
+    }
+
+    fn manifest(&self, host: HostId) -> Result<Manifest, i32> {
+        let bytes = self.disk.read(&format!("{}{MANIFEST}", finished(host)));
+        decode(bytes.ok_or(libc::ENOENT)?).ok_or(libc::EBADMSG)
+    }
+
+    /// A snapshot with one image in place of a chain of them.
+    fn collapsed(&mut self, host: HostId, mut manifest: Manifest) -> Result<Manifest, i32> {
+        if manifest.images.len() < 2 {
+            return Ok(manifest);
+        }
+        let mut chain = None;
+        let mut newest = None;
+        for number in (0..).take(manifest.images.len()) {
+            let bytes = self.stored_file(&format!("{}{}", finished(host), image(number)))?;
+            let (kept, copy, image) = read_copy(chain.take(), &bytes)?;
+            chain = Some((kept, copy));
+            newest = Some(image);
+        }
+        let ((kept, copy), Some(mut whole)) = (chain.ok_or(libc::EBADMSG)?, newest) else {
+            return Err(libc::EBADMSG);
+        };
+        whole.copy = Some(copy);
+        let bytes = frame::encode(&(whole, kept));
+        let partial = partial(host);
+        self.disk.remove(&partial);
+        let name = format!("{partial}{IMAGE}");
+        let unfinished = format!("{name}{UNFINISHED}");
+        self.disk.create(&unfinished)?;
+        self.disk.append(&unfinished, &bytes, usize::MAX)?;
+        self.name_file(&name, xxh3_64(&bytes))?;
+        manifest.images = vec![bytes.len() as u64];
+        self.commit_directory(host, &manifest)?;
+        Ok(manifest)
     }
 }

@@ -5,6 +5,8 @@ mod channels;
 mod runs;
 mod saving;
 
+pub(crate) use self::saving::read_copy;
+
 use std::collections::BTreeMap;
 
 use coi_device::{
@@ -14,7 +16,10 @@ use coi_device::{
 };
 use snaprig_offload_wire::{
     coi::{Answer, BufferUse, Channel, Command, Exit, Notice, RunFunction, RunResult},
-    snapify::{Hello, IMAGE, LOCAL_STORE, Purpose, Reply, Request, StoredFile},
+    snapify::{
+        Hello, IMAGE, LOCAL_STORE, Link, Purpose, Reply, Request, StoredFile, Wrote,
+        image as image_of,
+    },
     snapify_io::Mode,
 };
 use snaprig_scif::node::EndpointId;
@@ -39,7 +44,7 @@ use crate::{
         card::Role,
         decode,
         event::{self, Event},
-        sink::{Buffer, Image, Offload, Pages, Restoring, Running, Task, window},
+        sink::{Buffer, Copy, Image, Offload, Pages, Restoring, Running, Task, window},
         task::{CardTask, FromSink},
     },
     world::World,
@@ -166,9 +171,20 @@ impl World {
                 sink::Output::Capture {
                     snapshot,
                     terminate,
+                    last,
                 } => {
                     if let Some(process) = self.living(node, pid) {
                         (process.saving_to, process.ending) = (snapshot, terminate);
+                        process.link = last;
+                    }
+                    let own = self.process_of(node);
+                    let event = Event::Card(node, CardTask::Capture(pid));
+                    self.net.stage.engine.after(own, 0, event);
+                }
+                sink::Output::Copy { snapshot, link } => {
+                    if let Some(process) = self.living(node, pid) {
+                        (process.saving_to, process.ending) = (snapshot, false);
+                        (process.link, process.copying) = (Some(link), true);
                     }
                     let own = self.process_of(node);
                     let event = Event::Card(node, CardTask::Capture(pid));

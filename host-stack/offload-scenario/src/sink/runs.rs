@@ -84,8 +84,11 @@ impl World {
         let Running { task, uses, seen } = running;
         for (used, access) in uses.iter().zip(&task.modes) {
             if *access != Access::Read {
-                for (_, at) in self.cells_of(node, pid, used) {
+                for (cell, at) in self.cells_of(node, pid, used) {
                     self.set_cell(at, task.op);
+                    if let Some(process) = self.living(node, pid) {
+                        process.dirty.insert((used.id, cell));
+                    }
                 }
             }
         }

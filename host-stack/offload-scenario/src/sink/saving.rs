@@ -34,7 +34,16 @@ impl World {
             Effect::Ended => return,
             Effect::Error(errno) => {
                 let failed = (errno, "the service failed".to_owned());
-                return self.sink(node, pid, sink::Input::Captured(Err(failed)));
+                let process = self.living(node, pid);
+                let copying = process.is_some_and(|one| std::mem::take(&mut one.copying));
+                return self.sink(
+                    node,
+                    pid,
+                    match copying {
+                        true => sink::Input::Copied(Err(failed)),
+                        false => sink::Input::Captured(Err(failed)),
+                    },
+                );
             }
             _ => {}
         }
@@ -42,27 +51,39 @@ impl World {
         let Some(process) = self.living(node, pid) else {
             return;
         };
-        let ending = process.ending;
+        let (ending, copying) = (process.ending, process.copying);
         if ending && !runs_on {
             process.held = Some(Vec::new());
         }
         let (mut image, machine) = (process.image.clone(), process.machine.clone());
         let references = process.references.clone();
-        let name = format!("{}{IMAGE}", process.saving_to);
+        let number = process.link.as_ref().map_or(0, |link| link.number);
+        let name = format!("{}{}", process.saving_to, image_of(number));
+        let link = process.link.take();
         let (marked, buffers) = (process.marked.clone(), process.buffers.clone());
         let mut now = BTreeMap::new();
         for (id, buffer) in buffers {
             let pages = self.pages(buffer.address);
             now.insert(id, pages.clone());
+            if link.is_some() {
+                continue;
+            }
             if marked.get(&id) != Some(&pages) && self.canary != Some(Canary::StaleStore) {
                 image.changed.insert(id, pages);
             }
         }
-        self.check_cut(image.host, "at the capture", &image.counts);
+        if !copying {
+            self.check_cut(image.host, "at the capture", &image.counts);
+        }
         self.transfers.kept += 1;
         let kept = self.transfers.kept;
+        let clean = self.canary == Some(Canary::CleanCopy);
         if let Some(process) = self.living(node, pid) {
             process.kept = kept;
+            image.copy = link.map(|link| copy(process, &link, &now, clean));
+            if image.copy.is_some() {
+                process.copied = Some((kept, now.keys().copied().collect()));
+            }
         }
         self.transfers
             .machines
@@ -74,6 +95,11 @@ impl World {
     /// A file of the process is on the host's disk, or is not.
     pub(crate) fn stored(&mut self, node: NodeId, pid: Pid, name: &str, result: Result<u64, i32>) {
         if name.ends_with(IMAGE) {
+            let process = self.living(node, pid);
+            if process.is_some_and(|one| std::mem::take(&mut one.copying)) {
+                let copied = result.map_err(failed);
+                return self.sink(node, pid, sink::Input::Copied(copied));
+            }
             if self.living(node, pid).is_some_and(|one| one.ending) {
                 return self.leave_or_go_on(node, pid, result);
             }
@@ -146,17 +172,23 @@ impl World {
     // Coming back.
 
     pub(crate) fn restore(&mut self, node: NodeId, conn: Conn, request: Request) {
-        let Request::Restore {
-            snapshot,
-            local_store,
-            ..
-        } = request
-        else {
-            return;
+        let (snapshot, number, files, preload) = match request {
+            Request::Restore {
+                snapshot,
+                number,
+                local_store,
+                ..
+            } => (snapshot, number, local_store, false),
+            Request::Preload {
+                snapshot, number, ..
+            } => (snapshot, number, Vec::new(), true),
+            _ => return,
         };
         let restoring = Restoring {
             snapshot,
-            files: local_store.into(),
+            number,
+            preload,
+            files: files.into(),
             contents: BTreeMap::new(),
         };
         self.card(node).restoring.insert(conn, restoring);
@@ -167,7 +199,7 @@ impl World {
         if let Some(restoring) = self.card(node).restoring.get(&conn) {
             let name = match restoring.files.front() {
                 Some(file) => format!("{}{LOCAL_STORE}/{}", restoring.snapshot, file.name),
-                None => format!("{}{IMAGE}", restoring.snapshot),
+                None => format!("{}{}", restoring.snapshot, image_of(restoring.number)),
             };
             self.fetch(node, conn, &name);
         }
@@ -192,7 +224,21 @@ impl World {
         let Some(restoring) = self.card(node).restoring.remove(&conn) else {
             return;
         };
-        let restored = result.and_then(|bytes| self.revive(node, &bytes, restoring.contents));
+        let preloaded = self.card(node).preloaded.remove(&conn);
+        if restoring.preload {
+            let read = result.and_then(|bytes| read_copy(preloaded, &bytes));
+            let read = read.map(|(kept, copy, _)| {
+                self.card(node).preloaded.insert(conn, (kept, copy));
+            });
+            let input = daemon::Input::Preloaded(conn, read.map_err(refusal));
+            return self.daemon(node, input);
+        }
+        let restored = result.and_then(|bytes| {
+            let contents = restoring.contents.into_iter();
+            let contents = contents.map(|(id, bytes)| Some((id, decode(&bytes)?)));
+            let contents: Option<_> = contents.collect();
+            self.revive(node, &bytes, preloaded, contents.ok_or(libc::EBADMSG)?)
+        });
         self.daemon(
             node,
             daemon::Input::Restored(conn, restored.map_err(refusal)),
@@ -202,10 +248,19 @@ impl World {
     pub(super) fn revive(
         &mut self,
         node: NodeId,
-        image: &[u8],
-        contents: BTreeMap<u64, Vec<u8>>,
+        bytes: &[u8],
+        preloaded: Option<(u64, Copy)>,
+        mut contents: BTreeMap<u64, Pages>,
     ) -> Result<Pid, i32> {
-        let (mut image, kept) = decode::<(Image, u64)>(image).ok_or(libc::EBADMSG)?;
+        let (mut image, kept) = decode::<(Image, u64)>(bytes).ok_or(libc::EBADMSG)?;
+        if image.copy.is_some() {
+            let (_, copy, _) = read_copy(preloaded, bytes)?;
+            if copy.live {
+                return Err(libc::EBADMSG);
+            }
+            contents = copy.contents();
+            image.copy = None;
+        }
         let machine = self.transfers.machines.get(&kept).cloned();
         let (machine, references, captured) = machine.ok_or(libc::EBADMSG)?;
         if self.transfers.stale.contains(&kept) {
@@ -216,8 +271,7 @@ impl World {
         let mut changed = std::mem::take(&mut image.changed);
         let mut offload = Offload::new(machine, image);
         offload.references = references;
-        for (id, bytes) in contents {
-            let saved = decode(&bytes).ok_or(libc::EBADMSG)?;
+        for (id, saved) in contents {
             let mut pages: Pages = changed.remove(&id).unwrap_or(saved);
             if self.canary == Some(Canary::LostPage) {
                 pages.pop();
@@ -245,4 +299,55 @@ impl World {
 
 fn failed(errno: i32) -> Failure {
     (errno, format!("errno {errno}"))
+}
+
+/// What an image of a chain says of buffers, which are as they are `now`. What it has not is what nobody has written to
+/// since the one before.
+fn copy(process: &mut Offload, link: &Link, now: &BTreeMap<u64, Pages>, clean: bool) -> Copy {
+    let last = match link.number {
+        0 => None,
+        _ => process.copied.take(),
+    };
+    let dirty = std::mem::take(&mut process.dirty);
+    let (parent, known) = match &last {
+        Some((kept, known)) => (Some(*kept), Some(known)),
+        None => (None, None),
+    };
+    let mut copy = Copy {
+        parent,
+        live: process.copying,
+        buffers: now.keys().copied().collect(),
+        pages: BTreeMap::new(),
+    };
+    for (id, pages) in now {
+        let is_new = known.is_none_or(|known| !known.contains(id));
+        for (number, value) in (0..).zip(pages) {
+            let range = (number * PAGE, (number + 1) * PAGE);
+            let wrote =
+                |one: &Wrote| one.memory == *id && one.range.0 < range.1 && range.0 < one.range.1;
+            let is_dirty = dirty.contains(&(*id, number)) && !clean;
+            if is_new || is_dirty || link.wrote.iter().any(wrote) {
+                copy.pages.insert((*id, number), *value);
+            }
+        }
+    }
+    copy
+}
+
+/// An image of a chain, on top of the one before it: its number, and what both say.
+pub(crate) fn read_copy(
+    before: Option<(u64, Copy)>,
+    bytes: &[u8],
+) -> Result<(u64, Copy, Image), i32> {
+    let (mut image, kept) = decode::<(Image, u64)>(bytes).ok_or(libc::EBADMSG)?;
+    let copy = image.copy.take().ok_or(libc::EBADMSG)?;
+    match (before, copy.parent) {
+        (_, None) => Ok((kept, copy, image)),
+        (Some((last, mut before)), Some(parent)) if last == parent => {
+            before.follow(copy);
+            before.parent = None;
+            Ok((kept, before, image))
+        }
+        _ => Err(libc::EBADMSG),
+    }
 }

@@ -15,7 +15,7 @@ use snaprig_wire::scif::NodeId;
 
 use super::{
     show,
-    sink::{Offload, Restoring},
+    sink::{Copy, Offload, Restoring},
 };
 
 /// What an endpoint of a card is for.
@@ -57,6 +57,8 @@ pub struct Card {
     pub arriving: BTreeMap<Conn, Arriving>,
     /// Restores that wait for their files.
     pub restoring: BTreeMap<Conn, Restoring>,
+    /// What was read for those that build on it: the last image, and what it says.
+    pub preloaded: BTreeMap<Conn, (u64, Copy)>,
 }
 
 pub struct Arriving {
@@ -77,6 +79,7 @@ impl Card {
             next_pid: Pid::from(node as i16) * 1000,
             arriving: BTreeMap::new(),
             restoring: BTreeMap::new(),
+            preloaded: BTreeMap::new(),
         }
     }
 }
@@ -93,7 +96,8 @@ impl Card {
         for process in self.processes.values() {
             process.hash_state(hash);
         }
-        (self.arriving.len(), self.restoring.len()).hash(hash);
+        let waiting = (self.arriving.len(), self.restoring.len());
+        (waiting, self.preloaded.len()).hash(hash);
     }
 
     /// Its machines.

@@ -8,7 +8,7 @@ use std::{
 use snaprig_coi::{CoiError, machine as coi};
 use snaprig_offload_wire::{
     coi::{Answer, Channel, FromDaemon, Notice, RunResult},
-    snapify::Reply,
+    snapify::{Reply, Wrote},
 };
 use snaprig_scenario::scenario::Ending;
 use snaprig_scif::node::EndpointId;
@@ -86,6 +86,11 @@ pub struct Host {
     pub calling_daemon: Option<EndpointId>,
     pub latest: Option<EndpointId>,
     pub current: Option<EndpointId>,
+    /// The one to the card where copies go, and whether that is the one that is being made.
+    pub copies: Option<EndpointId>,
+    pub calling_target: bool,
+    /// What was written to buffers since the last copy.
+    pub wrote: Vec<Wrote>,
     pub asking: Option<EndpointId>,
     pub quiescing: u64,
     pub waiting: u64,

@@ -14,6 +14,7 @@ pub const EARLY_ONE_IN: u64 = 4;
 /// What the script does next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Next {
+    Copy,
     Pause,
     Capture,
     Restore,
@@ -27,6 +28,9 @@ pub enum Next {
 pub struct Script {
     pub next: Next,
     pub terminate: bool,
+    pub live: bool,
+    /// Copies are made for the pause that is to follow.
+    pub copied: bool,
     pub is_early: bool,
     pub after_ns: u64,
     /// Cards that restore tries, in turn.
@@ -47,7 +51,8 @@ impl Script {
         let others = (place + 1..=cards).chain(1..=place);
         let mut random = Random::new(seed, &format!("script {host}"));
         Self {
-            next: Next::Pause,
+            next: first(variant.live),
+            live: variant.live,
             terminate: variant.ends,
             is_early: random.one_in(EARLY_ONE_IN),
             after_ns: random.below(AFTER_NS),
@@ -73,6 +78,10 @@ impl Script {
     /// What comes after a call; `None` if nothing can help any more.
     pub fn after(&mut self, called: Next, well: bool) -> Option<Next> {
         Some(match called {
+            Next::Copy => {
+                self.copied = well;
+                Next::Pause
+            }
             Next::Pause if well => {
                 self.captured = false;
                 Next::Capture
@@ -95,7 +104,7 @@ impl Script {
             }
             Next::Resume if well && self.rounds > 1 => {
                 self.rounds -= 1;
-                Next::Pause
+                first(self.live)
             }
             Next::Resume if well => Next::Done,
             Next::Resume if self.captured && !self.targets.is_empty() => {
@@ -104,5 +113,13 @@ impl Script {
             }
             Next::Resume | Next::Done => return None,
         })
+    }
+}
+
+/// What a round begins with.
+fn first(live: bool) -> Next {
+    match live {
+        true => Next::Copy,
+        false => Next::Pause,
     }
 }

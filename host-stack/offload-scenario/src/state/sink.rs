@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_coi::graph::Mode;
 use snaprig_offload_wire::{
     coi::{BufferUse, Channel, Notice, Window},
-    snapify::StoredFile,
+    snapify::{Link, StoredFile},
 };
 use snaprig_scif::node::EndpointId;
 
@@ -38,6 +38,8 @@ pub struct Image {
     pub counts: BTreeMap<u32, Counts>,
     /// What run functions have written to buffers since the local store was saved.
     pub changed: BTreeMap<u64, Pages>,
+    /// Of an image of a chain: what it says of its memory.
+    pub copy: Option<Copy>,
     /// References that the process holds: since which run function, and to which buffer.
     pub held: VecDeque<(u64, u64)>,
     /// Run functions that it has begun.
@@ -48,6 +50,37 @@ pub struct Image {
 
 /// What is in a buffer, page by page.
 pub type Pages = Vec<u64>;
+
+/// What an image of a chain says of buffers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Copy {
+    /// The image that it builds on.
+    pub parent: Option<u64>,
+    /// Its pages are of no moment.
+    pub live: bool,
+    /// Buffers that there are.
+    pub buffers: BTreeSet<u64>,
+    /// Pages that it has, by buffer and number.
+    pub pages: BTreeMap<(u64, u64), u64>,
+}
+
+impl Copy {
+    /// Adds the one that builds on it.
+    pub fn follow(&mut self, next: Self) {
+        self.pages.retain(|(id, _), _| next.buffers.contains(id));
+        self.pages.extend(next.pages);
+        (self.buffers, self.live) = (next.buffers, next.live);
+    }
+
+    /// What is in its buffers.
+    pub fn contents(&self) -> BTreeMap<u64, Pages> {
+        let pages = |id: &u64| {
+            let pages = self.pages.range((*id, 0)..=(*id, u64::MAX));
+            pages.map(|(_, value)| *value).collect()
+        };
+        self.buffers.iter().map(|id| (*id, pages(id))).collect()
+    }
+}
 
 /// A buffer, alone in its memory: a file of local store, mapped, and a window. The two have one
 /// number.
@@ -86,6 +119,11 @@ pub struct Offload {
     pub is_leaving: bool,
     /// The number of its last image.
     pub kept: u64,
+    /// Of the chain that is being made: the image under way, what the last one had, and what run functions have written since.
+    pub link: Option<Link>,
+    pub copying: bool,
+    pub copied: Option<(u64, BTreeSet<u64>)>,
+    pub dirty: BTreeSet<(u64, u64)>,
     pub alive: bool,
     pub pipe: Option<daemon::Pipe>,
     pub listener: Option<EndpointId>,
@@ -97,6 +135,9 @@ pub struct Offload {
 /// A process that is being brought back: what of its files is still to come.
 pub struct Restoring {
     pub snapshot: String,
+    pub number: u32,
+    /// It is only read, for the one that builds on it.
+    pub preload: bool,
     pub files: VecDeque<StoredFile>,
     pub contents: BTreeMap<u64, Vec<u8>>,
 }
@@ -121,6 +162,10 @@ impl Offload {
             held: None,
             is_leaving: false,
             kept: 0,
+            link: None,
+            copying: false,
+            copied: None,
+            dirty: BTreeSet::new(),
             alive: true,
             pipe: None,
             listener: None,

@@ -120,6 +120,10 @@ impl Controlled {
             Command::TellSteps(_) | Command::List | Command::Adopted(_) => {}
             Command::BreakAtRunFunction(count) => self.process.break_at(count, None)?,
             Command::CompressNext => snapify.compress_next(),
+            Command::Copy(snapshot, node) => {
+                let target = node.map(|node| card(rig, node)).transpose()?;
+                return snapify.copy(&snapshot, target.as_ref());
+            }
             Command::Pause(snapshot) => return snapify.pause(&snapshot),
             Command::Capture(terminate) => snapify.capture(terminate)?,
             Command::Wait => return snapify.wait(None),

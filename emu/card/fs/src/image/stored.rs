@@ -1,6 +1,7 @@
 //! Regular files whose contents go into an image: those that a captured process has open, and those
-//! without a name (deleted ones, memfds, shared memory, texts of /proc), open or mapped. Files that are
-//! only mapped (programs, libraries), and those that are saved elsewhere, are told by name.
+//! without a name (deleted ones, memfds, shared memory, texts of /proc), open or mapped; on request, also those that are
+//! mapped shared. Other files that are only mapped (programs, libraries), and those that are saved elsewhere, are told by
+//! name.
 //!
 //! In the stream they are pages at addresses that no program has: file `n` is at
 //! `PAGES_START + n * SIZE_MAX`.
@@ -63,13 +64,16 @@ pub struct Storing {
     files: Vec<(Arc<Inode>, Option<String>)>,
     elsewhere: Vec<Arc<Inode>>,
     target: Option<Arc<Inode>>,
+    /// Files that are mapped shared go into the image.
+    mapped: bool,
 }
 
 impl Storing {
-    /// For an image that is written to `target`, if that is a file of the card.
-    pub fn new(target: Option<Arc<Inode>>) -> Self {
+    /// For an image that is written to `target`, if that is a file of the card; `mapped`: with files that are mapped shared.
+    pub fn new(target: Option<Arc<Inode>>, mapped: bool) -> Self {
         Self {
             target,
+            mapped,
             ..Self::default()
         }
     }
@@ -95,15 +99,21 @@ impl Storing {
         }
     }
 
-    /// Where a restore finds `inode`, which a process has mapped as `path`. To be asked when all open
+    /// Where a restore finds `inode`, which a process has mapped as `path`, shared or not. To be asked when all open
     /// files are known.
-    pub fn refer_mapped(&mut self, vfs: &Vfs, inode: &Arc<Inode>, path: &str) -> FileRef {
+    pub fn refer_mapped(
+        &mut self,
+        vfs: &Vfs,
+        inode: &Arc<Inode>,
+        path: &str,
+        shared: bool,
+    ) -> FileRef {
         if self.index_of(inode).is_some() {
             return self.store(inode, None, path);
         }
         match vfs.path_to(inode, path) {
-            Some(name) => FileRef::Named(name),
-            None => self.store(inode, None, path),
+            Some(name) if !(self.mapped && shared) => FileRef::Named(name),
+            name => self.store(inode, name, path),
         }
     }
 
@@ -181,6 +191,33 @@ impl Stored {
         };
         let files = images.iter().map(file).collect::<Result<_, Errno>>()?;
         Ok(Self { files, images })
+    }
+
+    /// The files of the next image of a chain: what is in them stays, but for what lies behind their ends.
+    pub fn follow(
+        &mut self,
+        memory: &Arc<CardMemory>,
+        images: Vec<StoredImage>,
+    ) -> Result<(), Errno> {
+        let old = std::mem::take(&mut self.files);
+        let mut next = Self::new(memory, images)?;
+        for ((new, image), old) in next.files.iter_mut().zip(&next.images).zip(old) {
+            old.truncate(image.size)?;
+            *new = old;
+        }
+        *self = next;
+        Ok(())
+    }
+
+    /// Pages of the stream are no more: zeros.
+    pub fn empty(&self, address: u64, bytes: u64) -> Result<(), Errno> {
+        let address = address.checked_sub(PAGES_START).ok_or(Errno::EBADMSG)?;
+        let (index, at) = ((address / SIZE_MAX) as usize, address % SIZE_MAX);
+        // Of a file that is no more nothing is left.
+        match self.files.get(index) {
+            Some(file) if at < file.size() => file.punch(at, bytes.min(file.size() - at)),
+            _ => Ok(()),
+        }
     }
 
     /// Puts pages of the stream where they belong.
@@ -270,7 +307,10 @@ mod tests {
         inode.write_at(5000, b"here").unwrap();
         inode.write_at(1 << 30, b"and far away").unwrap();
         let refer = storing.refer_open(&kit.vfs, &inode, "/tmp/gone");
-        assert_eq!(storing.refer_mapped(&kit.vfs, &inode, "/tmp/gone"), refer);
+        assert_eq!(
+            storing.refer_mapped(&kit.vfs, &inode, "/tmp/gone", true),
+            refer
+        );
         let free = memory.free_bytes();
         let stored = again(&kit, &storing);
         assert_eq!(free - memory.free_bytes(), 2 * PAGE, "holes stay holes");

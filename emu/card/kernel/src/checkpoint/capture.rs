@@ -11,10 +11,13 @@ use snaprig_card_driver::{
 use snaprig_card_fs::{
     Open,
     files::{pipe::PipeEnd, queue::Queue, regular::RegularFile, socket::Socket},
-    image::{Describer, Numbered, stored::Storing},
+    image::{
+        Describer, Numbered,
+        stored::{PAGES_START, Storing},
+    },
 };
 use snaprig_card_image::writer::{StartError, Writer};
-use snaprig_card_memory::{CardMemory, PAGE};
+use snaprig_card_memory::{CardMemory, PAGE, USER_END};
 use snaprig_card_platform::{Cpu, Regs};
 use snaprig_image::transport::Outbox;
 use snaprig_wire::{checkpoint as wire, frame};
@@ -24,12 +27,37 @@ use super::{Service, Work, is_request, tree};
 use crate::{
     call::Call,
     checkpoint::{
+        hold::let_others_go,
         image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
         pages::{self, Base, Chain, Extent, PageQueue},
     },
     mm::{AddressSpace, Area, Backing},
     state::{State, Thread, lock},
 };
+
+/// What a caller wants of a capture.
+#[derive(Clone, Copy)]
+struct How {
+    /// 0, or which image of a chain.
+    chain: u32,
+    holds: bool,
+    live: bool,
+    mapped: bool,
+}
+
+impl How {
+    fn of(flags: u32) -> Option<Self> {
+        let has = |flag| flags & flag != 0;
+        let how = Self {
+            chain: flags & !(wire::HOLD | wire::LIVE | wire::MAPPED),
+            holds: has(wire::HOLD),
+            live: has(wire::LIVE),
+            mapped: has(wire::MAPPED),
+        };
+        let is_known = [0, wire::TRACK, wire::INCREMENT].contains(&how.chain);
+        (is_known && !(how.live && (how.holds || how.chain == 0))).then_some(how)
+    }
+}
 
 /// An image on its way out.
 pub struct ImageWriter {
@@ -44,10 +72,7 @@ impl Call<'_> {
     pub(super) fn capture(&mut self, service: &Service, argument: u64) -> SysResult {
         let [argument] = self.read_words(argument)?;
         let (fd, flags) = (argument as i32, (argument >> 32) as u32);
-        let (holds, flags) = (flags & wire::HOLD != 0, flags & !wire::HOLD);
-        if ![0, wire::TRACK, wire::INCREMENT].contains(&flags) {
-            return Err(Errno::EINVAL.into());
-        }
+        let how = How::of(flags).ok_or(Errno::EINVAL)?;
         let files = self.process().files.clone();
         let to = lock(&files).get(fd)?;
         to.check_writable()?;
@@ -61,7 +86,12 @@ impl Call<'_> {
                 }
                 let regular = to.file.as_any().downcast_ref::<RegularFile>();
                 let target = regular.map(|file| file.inode().clone());
-                Box::new(self.begin(&tree, flags, Storing::new(target))?)
+                let storing = Storing::new(target, how.mapped);
+                let writing = self.begin(&tree, how, storing)?;
+                if how.live {
+                    let_others_go(self.state, self.tid);
+                }
+                Box::new(writing)
             }
         };
         loop {
@@ -72,7 +102,7 @@ impl Call<'_> {
                 }
                 let base = writing.base.zip(writing.writer.id());
                 self.process().chain = base.map(|(base, id)| Chain { id, base });
-                self.thread().holds = holds;
+                self.thread().holds = how.holds;
                 return Ok(0);
             };
             match self.with_file(&to, |file, cx| file.write(cx, part)) {
@@ -99,6 +129,37 @@ impl Call<'_> {
         }
         self.process().marked = Some(Arc::new(marked));
         0
+    }
+
+    /// Others have written to memory of the process, past what notices it.
+    pub(super) fn wrote(&mut self, argument: u64) -> SysResult {
+        let [address, bytes] = self.read_words(argument)?;
+        let end = address
+            .checked_add(bytes)
+            .and_then(|end| end.checked_next_multiple_of(PAGE));
+        let end = end.filter(|end| *end <= USER_END).ok_or(Errno::EINVAL)?;
+        let start = address & !(PAGE - 1);
+        let mm = self.process().mm.clone();
+        let (mm, dirty) = (lock(&mm), self.kernel.memory.dirty());
+        for (area_start, area) in mm
+            .areas()
+            .filter(|(at, area)| *at < end && area.end > start)
+        {
+            let (from, to) = (start.max(area_start), end.min(area.end));
+            match &area.backing {
+                // Others see pages of it that this process has not touched.
+                Backing::File { inode, offset, .. } if area.shared => {
+                    let written = offset + (from - area_start)..offset + (to - area_start);
+                    inode.each_frame(|at, frame| {
+                        if written.contains(&at) {
+                            dirty.mark(frame);
+                        }
+                    });
+                }
+                _ => mm.present(from, to, |_, frame| dirty.mark(frame)),
+            }
+        }
+        Ok(0)
     }
 
     /// Waits until every other thread of the tree is parked outside ring 3, its extended state saved.
@@ -143,15 +204,10 @@ impl Call<'_> {
     }
 
     /// The image's beginning, and the list of its pages.
-    fn begin(
-        &mut self,
-        tree: &[i32],
-        flags: u32,
-        mut storing: Storing,
-    ) -> Result<ImageWriter, Stop> {
+    fn begin(&mut self, tree: &[i32], how: How, mut storing: Storing) -> Result<ImageWriter, Stop> {
         // Unless this image is written to its end, there is nothing to build on.
         let last = self.process().chain.take();
-        let last = match flags {
+        let last = match how.chain {
             wire::INCREMENT => Some(last.ok_or(Errno::ENODATA)?),
             _ => None,
         };
@@ -170,7 +226,7 @@ impl Call<'_> {
             let process = self.state.process(*pid);
             let space = spaces.meet(&process.mm);
             marks.resize(spaces.met().len(), None);
-            if let Some(marked) = &process.marked {
+            if let Some(marked) = process.marked.as_ref().filter(|_| !how.mapped) {
                 marks[space as usize] = Some(marked.clone());
             }
             let process = ProcessImage {
@@ -213,7 +269,7 @@ impl Call<'_> {
         };
         let all: Vec<_> = spaces.iter().map(|mm| &**mm).collect();
         let mut pages = pages::list(&all, &storing, has_changed);
-        let epoch = match flags {
+        let epoch = match how.chain {
             0 => None,
             _ => Some(end_epoch(memory, self.cpu, &all, &pages)?),
         };
@@ -228,6 +284,7 @@ impl Call<'_> {
             actions: actions.met().iter().map(|a| lock(a).clone()).collect(),
             files,
             page_bytes: pages.iter().map(|extent| extent.pages * PAGE).sum(),
+            live: how.live,
         };
         let base = epoch.map(|epoch| Base {
             epoch,
@@ -237,7 +294,12 @@ impl Call<'_> {
         if let Some(Chain { id, base }) = last {
             (parent, gone) = (Some(id), base.gone(&pages));
             let (dirty, is_shared) = (memory.dirty(), memory.shared());
-            let is_clean = |frame| !dirty.changed_since(frame, base.epoch) && !is_shared(frame);
+            // Of what is in a file that others have too, they tell.
+            let is_told = |page: &Extent| how.mapped && page.address >= PAGES_START;
+            let is_clean = |page: &Extent| {
+                !dirty.changed_since(page.frame, base.epoch)
+                    && (is_told(page) || !is_shared(page.frame))
+            };
             pages = base.changed(&pages, is_clean);
         }
         let process = frame::encode(&image);

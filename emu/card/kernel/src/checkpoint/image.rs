@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use snaprig_card_driver::signals::SigSet;
+use snaprig_card_driver::{clock, signals::SigSet};
 use snaprig_card_fs::{
     FsImage, Vfs,
     image::{
@@ -48,6 +48,8 @@ pub struct TreeImage {
     pub files: FilesImage,
     /// Bytes of pages that follow, at most.
     pub page_bytes: u64,
+    /// The pages are not of one moment: an image that builds on this one has those that have changed.
+    pub live: bool,
 }
 
 /// A process.
@@ -172,7 +174,12 @@ impl SpaceImage {
                     inode,
                     path,
                     offset,
-                } => Some((storing.refer_mapped(vfs, inode, path), *offset)),
+                } => {
+                    // The card's clock is the card's.
+                    let is_shared = area.shared && path != clock::PATH;
+                    let file = storing.refer_mapped(vfs, inode, path, is_shared);
+                    Some((file, *offset))
+                }
             },
         };
         Self {

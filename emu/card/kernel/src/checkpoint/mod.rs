@@ -5,6 +5,7 @@
 //! capture:  stop the tree's threads --> describe --> pages, run by run --> end --> let them go on, or
 //!                                                                             hold them until they end
 //! restore:  process chunk --> areas, files --> pages --> end --> descriptors, names --> threads start
+//! preload:  process chunk --> areas, files --> pages --> end: the next image of its chain builds on what is there
 //! ```
 //! Both are calls that wait for a file descriptor and are run again; what they have done so far is
 //! kept in the open device file, by thread.
@@ -44,12 +45,17 @@ use snaprig_card_driver::{
     wait::{Stop, SysResult},
 };
 use snaprig_card_fs::{Open, Sockets, Vfs};
+use snaprig_image::ImageId;
 use snaprig_wire::checkpoint as wire;
 
 pub use self::pages::Chain;
 use crate::{
     call::Call,
-    checkpoint::{capture::ImageWriter, hold::let_others_go, restore::ImageReader},
+    checkpoint::{
+        capture::ImageWriter,
+        hold::let_others_go,
+        restore::{ImageReader, Tree},
+    },
     state::{State, lock},
 };
 
@@ -71,6 +77,13 @@ impl CharDevice for CheckpointDevice {
 #[derive(Default)]
 struct Service {
     work: Mutex<BTreeMap<i32, Work>>,
+    preloaded: Mutex<Option<Preloaded>>,
+}
+
+/// What the last image that was preloaded says, and its ids.
+struct Preloaded {
+    ids: [Option<ImageId>; 2],
+    tree: Tree,
 }
 
 enum Work {
@@ -85,6 +98,19 @@ impl Service {
 
     fn keep(&self, tid: i32, work: Work) {
         self.lock().insert(tid, work);
+    }
+
+    fn keep_preloaded(&self, preloaded: Preloaded) {
+        *self.preloaded() = Some(preloaded);
+    }
+
+    fn take_preloaded(&self) -> Option<Preloaded> {
+        self.preloaded().take()
+    }
+
+    fn preloaded(&self) -> MutexGuard<'_, Option<Preloaded>> {
+        let preloaded = self.preloaded.lock();
+        preloaded.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, Work>> {
@@ -123,6 +149,8 @@ impl Call<'_> {
             wire::CAPTURE => self.capture(service, a[2]),
             wire::MARK => Ok(self.mark()),
             wire::RELEASE => Ok(0),
+            wire::WROTE => self.wrote(a[2]),
+            wire::PRELOAD => self.preload(service, a[2]),
             _ => self.restore(service, a[2]),
         };
         let goes_on = matches!(result, Err(Stop::Wait(_)));
@@ -178,7 +206,15 @@ impl Call<'_> {
 
 /// Whether an ioctl(2) request is one of the device's.
 pub(super) fn is_request(request: u32) -> bool {
-    [wire::CAPTURE, wire::MARK, wire::RESTORE, wire::RELEASE].contains(&request)
+    [
+        wire::CAPTURE,
+        wire::MARK,
+        wire::RESTORE,
+        wire::RELEASE,
+        wire::PRELOAD,
+        wire::WROTE,
+    ]
+    .contains(&request)
 }
 
 /// A process and its descendants, itself first.

@@ -4,8 +4,8 @@
 //! (`fs::stored`). Lists are of extents, so that they are short where memory is contiguous.
 //!
 //! What must stay true: an increment has every page that may differ from the image before it, and names those that are
-//! gone. A frame counts as clean only if no write to it went unseen, nobody else uses it, and it was at that address
-//! before. Run functions go on during a pause, so files of the local store that were saved before the image are compared
+//! gone. A frame counts as clean only if no write to it went unseen, nobody else uses it (or tells what it writes), and it
+//! was at that address before. Run functions go on during a pause, so files of the local store that were saved before the image are compared
 //! with what was saved, and what was written to them since is in the image.
 
 use std::{collections::VecDeque, io, ops::Range, sync::Arc};
@@ -159,7 +159,7 @@ impl Base {
     /// Those pages of `now` that are not what they were: others are in the same frame at the same
     /// address, and the frame is clean. All of them are to be said, zeros too: what was something
     /// before must be said to be zero.
-    pub fn changed(&self, now: &[Extent], is_clean: impl Fn(u64) -> bool) -> Vec<Extent> {
+    pub fn changed(&self, now: &[Extent], is_clean: impl Fn(&Extent) -> bool) -> Vec<Extent> {
         let mut changed = Vec::new();
         let mut saved = self.extents.iter().peekable();
         for page in now.iter().flat_map(|extent| extent.each()) {
@@ -168,7 +168,7 @@ impl Base {
                 other.address <= page.address
                     && other.frame + (page.address - other.address) == page.frame
             });
-            if !is_saved || !is_clean(page.frame) {
+            if !is_saved || !is_clean(&page) {
                 push(
                     &mut changed,
                     Extent {
@@ -302,9 +302,10 @@ mod tests {
                 .collect();
             let missing = before.keys().filter(|page| !now.contains_key(page)).copied();
             prop_assert_eq!(gone, missing.collect());
-            let is_clean = |frame: u64| !dirty.contains(&((frame / PAGE) as u8));
+            let is_dirty = |frame: u64| dirty.contains(&((frame / PAGE) as u8));
+            let is_clean = |page: &Extent| !is_dirty(page.frame);
             let differs = |(page, frame): &(&u64, &u64)| {
-                before.get(*page) != Some(*frame) || !is_clean(**frame * PAGE)
+                before.get(*page) != Some(*frame) || is_dirty(**frame * PAGE)
             };
             let expected: Pages = now.iter().filter(differs).map(|(p, f)| (*p, *f)).collect();
             prop_assert_eq!(pages_of(&base.changed(&extents(&now), is_clean)), expected);

@@ -20,10 +20,11 @@ use snaprig_card_fs::{
     },
 };
 use snaprig_card_image::stream::{Decoder, Piece};
-use snaprig_image::Inbox;
+use snaprig_card_memory::{PAGE, USER_END};
+use snaprig_image::{ImageId, Inbox};
 use snaprig_wire::frame;
 
-use super::{Service, Work, refused};
+use super::{Preloaded, Service, Work, refused};
 use crate::{
     call::Call,
     checkpoint::{
@@ -46,10 +47,12 @@ pub struct ImageReader {
     decoder: Decoder,
     inbox: Inbox,
     tree: Option<Tree>,
+    /// The image's id, and that of the one that it stands for, at its end.
+    ids: [Option<ImageId>; 2],
 }
 
 /// What there is of the processes.
-struct Tree {
+pub(super) struct Tree {
     image: TreeImage,
     spaces: Vec<AddressSpace>,
     stored: Stored,
@@ -61,6 +64,28 @@ impl Call<'_> {
         let [first, second] = self.read_words(argument)?;
         let fd = first as i32;
         let stdio = [(first >> 32) as i32, second as i32, (second >> 32) as i32];
+        let reading = self.read_image(service, fd)?;
+        let tree = reading.tree.ok_or(Errno::EBADMSG)?;
+        if tree.image.live {
+            tracing::warn!("an image of no moment is not restored without what builds on it");
+            return Err(Errno::EBADMSG.into());
+        }
+        self.revive(tree, stdio)
+    }
+
+    /// Reads an image, and keeps it for the one that builds on it.
+    pub(super) fn preload(&mut self, service: &Service, argument: u64) -> SysResult {
+        let [fd] = self.read_words(argument)?;
+        let reading = self.read_image(service, fd as i32)?;
+        let mut tree = reading.tree.ok_or(Errno::EBADMSG)?;
+        tree.filling.finish(&self.kernel.memory);
+        let ids = reading.ids;
+        service.keep_preloaded(Preloaded { ids, tree });
+        Ok(0)
+    }
+
+    /// A whole image, or the next of those that are preloaded. Where it fails, nothing is left of those.
+    fn read_image(&mut self, service: &Service, fd: i32) -> Result<Box<ImageReader>, Stop> {
         let files = self.process().files.clone();
         let from = lock(&files).get(fd)?;
         from.check_readable()?;
@@ -73,6 +98,7 @@ impl Call<'_> {
                 decoder,
                 inbox,
                 tree,
+                ids,
             } = &mut *reading;
             let Some(bytes) = inbox.take(decoder.wants()) else {
                 let missing = decoder.certain() - inbox.len();
@@ -89,38 +115,56 @@ impl Call<'_> {
                 continue;
             };
             match decoder.take(bytes).map_err(refused)? {
-                Some(Piece::Parent(Some(_))) => {
-                    tracing::warn!("an increment is not restored without what it builds on");
-                    return Err(Errno::EBADMSG.into());
+                Some(Piece::Parent(Some(parent))) => {
+                    let preloaded = service.take_preloaded();
+                    let preloaded = preloaded.filter(|last| last.ids.contains(&Some(parent)));
+                    let Some(preloaded) = preloaded else {
+                        tracing::warn!("an increment is not read without what it builds on");
+                        return Err(Errno::EBADMSG.into());
+                    };
+                    *tree = Some(preloaded.tree);
                 }
-                Some(Piece::Process(bytes)) => *tree = Some(self.tree(bytes)?),
+                Some(Piece::Process(bytes)) => *tree = Some(self.tree(tree.take(), bytes)?),
+                Some(Piece::Gone(gone)) => {
+                    let tree = tree.as_mut().ok_or(Errno::EBADMSG)?;
+                    gone.iter()
+                        .try_for_each(|(at, pages)| tree.empty(*at, *pages))?;
+                }
                 Some(Piece::Pages { address, bytes }) => {
                     let tree = tree.as_mut().ok_or(Errno::EBADMSG)?;
                     tree.fill(address, bytes).inspect_err(|errno| {
                         tracing::warn!(%errno, "a process image does not fit onto this card");
                     })?;
                 }
-                Some(Piece::Parent(None) | Piece::Gone(_) | Piece::End { .. }) | None => {}
+                Some(Piece::End { id, stands_for }) => *ids = [Some(id), stands_for],
+                Some(Piece::Parent(None)) | None => {}
             }
         }
         let left = reading.inbox.len();
         reading.decoder.finish(left).map_err(refused)?;
-        let tree = reading.tree.ok_or(Errno::EBADMSG)?;
-        self.revive(tree, stdio)
+        Ok(reading)
     }
 
-    /// The address spaces and files of an image, with no pages of their own.
-    fn tree(&mut self, bytes: &[u8]) -> Result<Tree, Stop> {
+    /// The address spaces and files of an image, with no pages of their own, or with those of the one that it builds on.
+    fn tree(&mut self, last: Option<Tree>, bytes: &[u8]) -> Result<Tree, Stop> {
         let mut image: TreeImage = frame::decode(bytes).map_err(|_| Errno::EBADMSG)?;
         if !image.is_sound() {
             tracing::warn!("a process image makes no sense");
             return Err(Errno::EBADMSG.into());
         }
-        self.check_room_for(&image)?;
         let files = std::mem::take(&mut image.files.stored);
-        let stored = Stored::new(&self.kernel.memory, files)?;
+        let (stored, last) = match last {
+            None => (Stored::new(&self.kernel.memory, files)?, Vec::new()),
+            Some(Tree {
+                mut stored, spaces, ..
+            }) => {
+                stored.follow(&self.kernel.memory, files)?;
+                (stored, spaces)
+            }
+        };
+        let mut last = last.into_iter();
         let spaces = image.spaces.iter();
-        let spaces = spaces.map(|space| self.space(space, &stored));
+        let spaces = spaces.map(|space| self.space(last.next(), space, &stored));
         let spaces = spaces.collect::<Result<_, Stop>>()?;
         let filling = Filling::new(image.page_bytes);
         Ok(Tree {
@@ -145,8 +189,17 @@ impl Call<'_> {
         }
     }
 
-    fn space(&mut self, image: &SpaceImage, stored: &Stored) -> Result<AddressSpace, Stop> {
-        let mut mm = AddressSpace::new(&self.kernel.memory, &*self.kernel.platform)?;
+    fn space(
+        &mut self,
+        last: Option<AddressSpace>,
+        image: &SpaceImage,
+        stored: &Stored,
+    ) -> Result<AddressSpace, Stop> {
+        let mut mm = match last {
+            Some(mm) => mm,
+            None => AddressSpace::new(&self.kernel.memory, &*self.kernel.platform)?,
+        };
+        let mut areas = Vec::with_capacity(image.areas.len());
         for area in &image.areas {
             let backing = match &area.file {
                 None if area.shared => Backing::Gone,
@@ -172,8 +225,9 @@ impl Call<'_> {
                 backing,
                 traits: area.traits,
             };
-            mm.add(start, area).map_err(|_| Errno::EBADMSG)?;
+            areas.push((start, area));
         }
+        mm.set_areas(areas).map_err(|_| Errno::EBADMSG)?;
         mm.brk = image.brk;
         Ok(mm)
     }
@@ -350,6 +404,20 @@ impl Tree {
         let space = self.spaces.get((address / SPACE_BYTES) as usize);
         let space = space.ok_or(Errno::EBADMSG)?;
         space.fill_run(address % SPACE_BYTES, pages, &mut self.filling)
+    }
+
+    /// Pages of the stream are no more.
+    fn empty(&mut self, address: u64, pages: u64) -> Result<(), Errno> {
+        let bytes = pages.checked_mul(PAGE).ok_or(Errno::EBADMSG)?;
+        if address >= PAGES_START {
+            return self.stored.empty(address, bytes);
+        }
+        // Of a space that is no more nothing is left.
+        if let Some(space) = self.spaces.get_mut((address / SPACE_BYTES) as usize) {
+            let start = address % SPACE_BYTES;
+            space.empty(start, start.saturating_add(bytes).min(USER_END));
+        }
+        Ok(())
     }
 }
 

@@ -1,13 +1,13 @@
 //! Filling an address space with the pages of an image, which come in ascending order, in runs.
 //!
 //! Each byte is written once: frames are not zeroed before. What an image leaves out of a huge page
-//! is zeroed when a later page comes, or by [`Filling::finish`]. What must stay true: nothing runs in
-//! a space before its filling is finished.
+//! is zeroed when a later page comes, or by [`Filling::finish`]. The next image of a chain changes what there is: areas,
+//! then pages. What must stay true: nothing runs in a space before its filling is finished.
 
 use snaprig_card_driver::errno::Errno;
 use snaprig_card_memory::{CardMemory, HUGE_PAGE, PAGE};
 
-use super::{AddressSpace, Area};
+use super::{AddressSpace, Area, MMAP_TOP};
 
 /// A process's memory on its way in.
 pub struct Filling {
@@ -45,6 +45,45 @@ impl Filling {
 }
 
 impl AddressSpace {
+    /// Has these areas in place of its own. Pages stay where both have private ones.
+    pub fn set_areas(&mut self, areas: Vec<(u64, Area)>) -> Result<(), Errno> {
+        let old = std::mem::take(&mut self.areas);
+        self.full_above = (MMAP_TOP, 0);
+        for (start, area) in areas {
+            if let Err(error) = self.add(start, area) {
+                // What is in memory is in the old ones.
+                self.areas = old;
+                return Err(error);
+            }
+        }
+        for (start, area) in old {
+            let kept = self.overlapping(start, area.end);
+            let kept = kept.filter(|(_, new)| !area.shared && !new.shared);
+            let kept: Vec<_> = kept
+                .map(|(at, new)| (at.max(start), new.end.min(area.end), new.access()))
+                .collect();
+            let mut at = start;
+            for (from, to, access) in kept {
+                self.empty(at, from);
+                if access != area.access() {
+                    self.tables.protect(from, to, access);
+                }
+                at = to;
+            }
+            self.empty(at, area.end);
+        }
+        Ok(())
+    }
+
+    /// Gives pages back.
+    pub fn empty(&mut self, start: u64, end: u64) {
+        if start < end {
+            for (_, frame) in self.tables.unmap(start, end) {
+                self.memory.put(frame);
+            }
+        }
+    }
+
     /// Puts whole pages at `address` and behind it, whatever the areas there allow.
     pub fn fill_run(
         &self,

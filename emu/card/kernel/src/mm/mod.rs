@@ -330,9 +330,7 @@ impl AddressSpace {
             flushed(self.space.end());
         }
         for (start, area) in std::mem::take(&mut self.areas) {
-            for (_, frame) in self.tables.unmap(start, area.end) {
-                self.memory.put(frame);
-            }
+            self.empty(start, area.end);
         }
     }
 }

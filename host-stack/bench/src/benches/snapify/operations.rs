@@ -105,6 +105,7 @@ impl Phase {
     /// The one that a step of Snapify belongs to.
     fn of(step: Step) -> Self {
         match step {
+            Step::Copy | Step::Preload => Self::Rest,
             Step::Agree | Step::Lock | Step::Drain => Self::Pause,
             Step::Capture | Step::Commit => Self::Capture,
             Step::Verify | Step::Restore | Step::Reconnect => Self::Restore,

@@ -1,0 +1,170 @@
+//! The paper's workloads are moved, swapped and saved live: copied while they compute, and paused for the rest. Their
+//! results are golden, bit for bit, at whatever moments that is. SNAPRIG_MOMENTS says at how many.
+
+mod host;
+mod offload;
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use host::on_each_platform;
+use offload::{Program, SNAPRIG};
+use snaprig_rig::{Rig, sdk::Sdk};
+use snaprig_snapify::control::{Client, Command as Control};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const CARDS: u16 = 2;
+
+/// Killed when it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn rig(platform: &str) -> Rig {
+    let platform = platform.parse().expect("a platform");
+    let builder = Rig::builder().exe(SNAPRIG).cards(CARDS.into());
+    builder.platform(Some(platform)).start().expect("a rig")
+}
+
+fn connect(rig: &Rig, running: &mut Running) -> Client {
+    let begun = Instant::now();
+    loop {
+        match Client::connect(rig.dir(), running.0.id()) {
+            Ok(client) => return client,
+            Err(error) => assert!(begun.elapsed() < PATIENCE, "{error}"),
+        }
+        assert_eq!(running.0.try_wait().expect("a child"), None);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// One of the things that are done live, on the way to `card`.
+fn commands(which: u64, snapshot: &Path, card: u16) -> Vec<Control> {
+    let to = || snapshot.to_owned();
+    match which % 3 {
+        0 => vec![
+            Control::Copy(to(), Some(card)),
+            Control::Migrate(to(), card),
+        ],
+        1 => vec![
+            Control::Copy(to(), None),
+            Control::SwapOut(to()),
+            Control::SwapIn(card),
+        ],
+        _ => vec![
+            Control::Copy(to(), None),
+            Control::Pause(to()),
+            Control::Capture(false),
+            Control::Wait,
+            Control::Resume,
+        ],
+    }
+}
+
+fn live(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
+    let program = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
+    let golden = fs::read_to_string(program.sources().join(golden)).expect("a golden output");
+    let moments = env::var("SNAPRIG_MOMENTS").map_or(3, |text| text.parse().expect("a number"));
+    let seed = u64::from(std::process::id());
+    let rig = rig(platform);
+    let sdk = Sdk::of(Path::new(SNAPRIG)).expect("libraries");
+    let snapshots = tempfile::tempdir().expect("a directory");
+    let snapshot = snapshots.path().join("snapshot");
+    let mut done = 0;
+    while done < moments {
+        let child = Command::new(program.directory().join("host"))
+            .arg(program.directory().join("sink"))
+            .args(arguments)
+            .envs(sdk.environment(rig.dir()).expect("an environment"))
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut running = Running(child.expect("it starts"));
+        let mut control = connect(&rig, &mut running);
+        // A moment follows some run functions later; that they are sent does not mean that they have run.
+        let mut sent = (seed >> done) % 2;
+        let mut card = 1;
+        while done < moments {
+            let next = Control::BreakAtRunFunction(sent);
+            card = card % CARDS + 1;
+            let [copy, others @ ..] = &commands(seed + done, &snapshot, card)[..] else {
+                unreachable!("a copy comes first");
+            };
+            let held = control.run(&next, PATIENCE);
+            match held.and_then(|_| control.run(copy, PATIENCE)) {
+                Ok(_) => {}
+                // After its last run function a program may end before it is copied.
+                Err(_) if sent > 0 => break,
+                Err(error) => panic!("seed {seed}, {done}: {error}"),
+            }
+            for command in others {
+                let ran = control.run(command, PATIENCE);
+                ran.unwrap_or_else(|error| panic!("seed {seed}, {done}: {command:?}: {error}"));
+            }
+            sent += 1 + (seed >> done) % 2;
+            done += 1;
+        }
+        drop(control);
+        let mut said = String::new();
+        let out = running.0.stdout.take().expect("a pipe");
+        std::io::Read::read_to_string(&mut { out }, &mut said).expect("it ends");
+        assert!(running.0.wait().expect("it ended").success());
+        assert_eq!(said, golden, "seed {seed}");
+    }
+    let mut verify = Command::new(SNAPRIG);
+    verify.args(["snapshot", "verify"]).arg(&snapshot);
+    let verified = verify.output().expect("it starts");
+    assert!(verified.status.success(), "{}", offload::text(&verified));
+}
+
+fn molecular_dynamics(platform: &str) {
+    live(platform, "md", "golden", &[]);
+}
+
+fn monte_carlo(platform: &str) {
+    live(platform, "mc", "golden", &[]);
+}
+
+fn matrix_multiplications(platform: &str) {
+    live(platform, "sg", "golden", &[]);
+}
+
+fn semantic_search(platform: &str) {
+    live(platform, "ss", "golden", &[]);
+}
+
+fn k_means(platform: &str) {
+    live(platform, "km", "golden", &[]);
+}
+
+fn lu_of_many_zones(platform: &str) {
+    live(platform, "mz", "golden.lu", &["--solver", "0"]);
+}
+
+fn sp_of_many_zones(platform: &str) {
+    live(platform, "mz", "golden.sp", &["--solver", "1"]);
+}
+
+fn bt_of_many_zones(platform: &str) {
+    live(platform, "mz", "golden.bt", &["--solver", "2"]);
+}
+
+on_each_platform! {
+    molecular_dynamics
+    monte_carlo
+    matrix_multiplications
+    semantic_search
+    k_means
+    lu_of_many_zones
+    sp_of_many_zones
+    bt_of_many_zones
+}
