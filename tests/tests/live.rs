@@ -22,6 +22,20 @@ const CARDS: u16 = 2;
 /// Killed when it is dropped.
 struct Running(Child);
 
+impl Running {
+    /// Whether it ends by itself.
+    fn ends(&mut self) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            if self.0.try_wait().expect("a child").is_some() {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
         // It may have ended already.
@@ -51,7 +65,18 @@ fn connect(rig: &Rig, running: &mut Running) -> Client {
 /// One of the things that are done live, on the way to `card`.
 fn commands(which: u64, snapshot: &Path, card: u16) -> Vec<Control> {
     let to = || snapshot.to_owned();
-    match which % 3 {
+    let saved = |copies| {
+        let pause = Control::Pause(to());
+        let copy = Control::Copy(copies, None);
+        vec![
+            copy,
+            pause,
+            Control::Capture(false),
+            Control::Wait,
+            Control::Resume,
+        ]
+    };
+    match which % 4 {
         0 => vec![
             Control::Copy(to(), Some(card)),
             Control::Migrate(to(), card),
@@ -61,20 +86,16 @@ fn commands(which: u64, snapshot: &Path, card: u16) -> Vec<Control> {
             Control::SwapOut(to()),
             Control::SwapIn(card),
         ],
-        _ => vec![
-            Control::Copy(to(), None),
-            Control::Pause(to()),
-            Control::Capture(false),
-            Control::Wait,
-            Control::Resume,
-        ],
+        2 => saved(to()),
+        // Copies for another directory are of no use.
+        _ => saved(snapshot.with_extension("other")),
     }
 }
 
 fn live(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
     let program = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
     let golden = fs::read_to_string(program.sources().join(golden)).expect("a golden output");
-    let moments = env::var("SNAPRIG_MOMENTS").map_or(3, |text| text.parse().expect("a number"));
+    let moments = env::var("SNAPRIG_MOMENTS").map_or(4, |text| text.parse().expect("a number"));
     let seed = u64::from(std::process::id());
     let rig = rig(platform);
     let sdk = Sdk::of(Path::new(SNAPRIG)).expect("libraries");
@@ -90,28 +111,24 @@ fn live(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
             .spawn();
         let mut running = Running(child.expect("it starts"));
         let mut control = connect(&rig, &mut running);
-        // A moment follows some run functions later; that they are sent does not mean that they have run.
-        let mut sent = (seed >> done) % 2;
+        // The first moment is before the first run function, the others some later; that they are sent does not mean that
+        // they have run.
+        let mut sent = 0;
         let mut card = 1;
         while done < moments {
             let next = Control::BreakAtRunFunction(sent);
             card = card % CARDS + 1;
-            let [copy, others @ ..] = &commands(seed + done, &snapshot, card)[..] else {
-                unreachable!("a copy comes first");
-            };
-            let held = control.run(&next, PATIENCE);
-            match held.and_then(|_| control.run(copy, PATIENCE)) {
-                Ok(_) => {}
-                // After its last run function a program may end before it is copied.
-                Err(_) if sent > 0 => break,
-                Err(error) => panic!("seed {seed}, {done}: {error}"),
-            }
-            for command in others {
-                let ran = control.run(command, PATIENCE);
-                ran.unwrap_or_else(|error| panic!("seed {seed}, {done}: {command:?}: {error}"));
+            let mut commands = commands(seed + done, &snapshot, card).into_iter();
+            let ran = control.run(&next, PATIENCE).and_then(|_| {
+                commands.try_for_each(|command| control.run(&command, PATIENCE).map(drop))
+            });
+            done += 1;
+            if let Err(error) = ran {
+                // After its last run function a program may end before it is copied, or paused. Another one is held here.
+                assert!(running.ends(), "seed {seed}, {done}: {error}");
+                break;
             }
             sent += 1 + (seed >> done) % 2;
-            done += 1;
         }
         drop(control);
         let mut said = String::new();

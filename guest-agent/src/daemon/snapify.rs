@@ -56,9 +56,7 @@ pub fn restore(
             fetched.map_err(|error| describe(&file.card_path, &error))?;
             made.push(&file.card_path);
         }
-        // What came with the first image is there, unless it was an earlier life's on this card, and went with that.
-        let missing = |file: &&StoredFile| *number == 0 || !Path::new(&file.card_path).exists();
-        fetch_binaries(snapshot, binaries.iter().filter(missing))?;
+        fetch_binaries(snapshot, *number, binaries)?;
         let name = image(*number);
         let mut started = |error| describe(&name, &error);
         let proxied = proxy.then(Proxy::new).transpose().map_err(&mut started)?;
@@ -109,7 +107,7 @@ pub fn preload(service: &File, request: &Request) -> Result<(), Failure> {
     else {
         return Ok(());
     };
-    fetch_binaries(snapshot, binaries.iter())?;
+    fetch_binaries(snapshot, *number, binaries)?;
     let name = image(*number);
     let read = || {
         let image = snapify_io::open_read(HOST, &format!("{snapshot}/{name}"), Kind::Snapshot)?;
@@ -150,13 +148,13 @@ fn read_image(service: &File, path: &str, stdio: [i32; 3]) -> io::Result<Pid> {
     }
 }
 
-/// The program and its libraries: what is there already may even run, or be the card's own.
-fn fetch_binaries<'a>(
-    snapshot: &str,
-    files: impl Iterator<Item = &'a StoredFile>,
-) -> Result<(), Failure> {
+/// The program and its libraries, with the first image of a chain: what is there already may even run, or be the card's own.
+/// They are there for the others, unless they were an earlier life's on this card, and went with that.
+fn fetch_binaries(snapshot: &str, number: u32, files: &[StoredFile]) -> Result<(), Failure> {
     for file in files {
-        if !brought::is_own(Path::new(&file.card_path), file.len) {
+        let path = Path::new(&file.card_path);
+        let is_there = brought::is_own(path, file.len) || number > 0 && path.exists();
+        if !is_there {
             let from = format!("{snapshot}/{BINARIES}/{}", file.name);
             let fetched = fetch(&from, file, true);
             fetched.map_err(|error| describe(&file.card_path, &error))?;

@@ -287,6 +287,11 @@ impl Machine {
         self.state == State::Paused
     }
 
+    /// Whether no call is at work, and the process runs and has been copied.
+    pub fn is_copied(&self) -> bool {
+        self.state == State::Copied
+    }
+
     /// Whether the capture of this pause is complete.
     pub fn is_captured(&self) -> bool {
         self.captured

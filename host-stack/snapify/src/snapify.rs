@@ -156,10 +156,17 @@ impl Snapify {
     }
 
     /// snapify_pause: stops all communication, and saves the local store below `snapshot`, a
-    /// directory that will be there when the capture is complete. After [`Snapify::copy`] it is the one that was named
-    /// there. Returns the bytes saved.
+    /// directory that will be there when the capture is complete. What [`Snapify::copy`] has copied is of use if it was
+    /// for the same directory. Returns the bytes saved.
     pub fn pause(&self, snapshot: &Path) -> Result<u64, SnapifyError> {
         let mut session = self.0.take_present()?;
+        if session.machine.is_copied() && session.snapshot != snapshot {
+            let forgotten = self.0.run(&mut session, Call::Resume);
+            if let Err(error) = forgotten {
+                *self.0.lock() = State::Idle(session);
+                return Err(error);
+            }
+        }
         session.requested = snapshot.to_owned();
         self.0.call(session, Call::Pause)
     }
