@@ -441,7 +441,10 @@ mod tests {
             elapsed: Some(Duration::from_millis(10)),
             bytes,
         };
-        (0..).zip(Step::ALL).map(step).collect()
+        // None of what is measured here is copied before it is paused.
+        let live = [Step::Copy, Step::Preload];
+        let steps = Step::ALL.into_iter().filter(|step| !live.contains(step));
+        (0..).zip(steps).map(step).collect()
     }
 
     #[test]
