@@ -3,6 +3,7 @@
 
 mod host;
 mod offload;
+mod papers;
 
 use std::{
     env, fs,
@@ -13,6 +14,7 @@ use std::{
 
 use host::on_each_platform;
 use offload::{Program, SNAPRIG};
+use papers::on_each_workload;
 use snaprig_rig::{Rig, sdk::Sdk};
 use snaprig_snapify::control::{Client, Command as Control};
 
@@ -143,45 +145,4 @@ fn live(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
     assert!(verified.status.success(), "{}", offload::text(&verified));
 }
 
-fn molecular_dynamics(platform: &str) {
-    live(platform, "md", "golden", &[]);
-}
-
-fn monte_carlo(platform: &str) {
-    live(platform, "mc", "golden", &[]);
-}
-
-fn matrix_multiplications(platform: &str) {
-    live(platform, "sg", "golden", &[]);
-}
-
-fn semantic_search(platform: &str) {
-    live(platform, "ss", "golden", &[]);
-}
-
-fn k_means(platform: &str) {
-    live(platform, "km", "golden", &[]);
-}
-
-fn lu_of_many_zones(platform: &str) {
-    live(platform, "mz", "golden.lu", &["--solver", "0"]);
-}
-
-fn sp_of_many_zones(platform: &str) {
-    live(platform, "mz", "golden.sp", &["--solver", "1"]);
-}
-
-fn bt_of_many_zones(platform: &str) {
-    live(platform, "mz", "golden.bt", &["--solver", "2"]);
-}
-
-on_each_platform! {
-    molecular_dynamics
-    monte_carlo
-    matrix_multiplications
-    semantic_search
-    k_means
-    lu_of_many_zones
-    sp_of_many_zones
-    bt_of_many_zones
-}
+on_each_workload!(live);

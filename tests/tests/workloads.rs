@@ -3,9 +3,11 @@
 
 mod host;
 mod offload;
+mod papers;
 
 use host::on_each_platform;
 use offload::Program;
+use papers::on_each_workload;
 
 fn check(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
     let program = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
@@ -13,38 +15,6 @@ fn check(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
         let options = ["--platform", platform, "--cores", cores];
         program.check(golden, &options, arguments);
     }
-}
-
-fn molecular_dynamics(platform: &str) {
-    check(platform, "md", "golden", &[]);
-}
-
-fn monte_carlo(platform: &str) {
-    check(platform, "mc", "golden", &[]);
-}
-
-fn matrix_multiplications(platform: &str) {
-    check(platform, "sg", "golden", &[]);
-}
-
-fn semantic_search(platform: &str) {
-    check(platform, "ss", "golden", &[]);
-}
-
-fn k_means(platform: &str) {
-    check(platform, "km", "golden", &[]);
-}
-
-fn lu_of_many_zones(platform: &str) {
-    check(platform, "mz", "golden.lu", &["--solver", "0"]);
-}
-
-fn sp_of_many_zones(platform: &str) {
-    check(platform, "mz", "golden.sp", &["--solver", "1"]);
-}
-
-fn bt_of_many_zones(platform: &str) {
-    check(platform, "mz", "golden.bt", &["--solver", "2"]);
 }
 
 #[test]
@@ -56,13 +26,4 @@ fn an_unknown_option_is_refused_with_those_that_there_are() {
     assert!(offload::text(&output).contains("--size"));
 }
 
-on_each_platform! {
-    molecular_dynamics
-    monte_carlo
-    matrix_multiplications
-    semantic_search
-    k_means
-    lu_of_many_zones
-    sp_of_many_zones
-    bt_of_many_zones
-}
+on_each_workload!(check);
