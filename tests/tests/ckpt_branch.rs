@@ -77,7 +77,7 @@ fn verdicts(results: &Value) -> Vec<&str> {
 )]
 fn who_retransmits_survives_and_a_death_is_said() {
     let pair = Checkpointed::new();
-    let words = "ibv_rc_pingpong -p PORT -c -n 30000";
+    let words = "ibv_rc_pingpong -p PORT -c -n 300000";
     let mut running = pair.launch_pair(words, &format!("{words} 127.0.0.1"));
     pair.is_at_work(&mut running, "ibv_rc_pingpong", 1);
     pair.dump("--kill");

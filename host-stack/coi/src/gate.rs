@@ -183,19 +183,21 @@ mod tests {
         assert!(matches!(ask(rig.path()), Ok(None)));
         let listener = UnixListener::bind(rig.path().join(SOCKET)).unwrap();
         let arbiter = thread::spawn(move || {
-            let (mut first, _) = listener.accept().unwrap();
-            let mut lines = lines::Receiver::new(first.try_clone().unwrap(), LINE_BYTES_MAX);
-            let line = lines.next_line().unwrap().unwrap();
-            let said = r#"{"room":{"host":7,"process":1,"node":1,"bytes":4096}}"#;
-            assert_eq!(std::str::from_utf8(&line).unwrap(), said);
+            let asked = || {
+                let (stream, _) = listener.accept().unwrap();
+                let mut lines = lines::Receiver::new(stream.try_clone().unwrap(), LINE_BYTES_MAX);
+                let line = lines.next_line().unwrap().unwrap();
+                let said = r#"{"room":{"host":7,"process":1,"node":1,"bytes":4096}}"#;
+                assert_eq!(std::str::from_utf8(&line).unwrap(), said);
+                stream
+            };
+            let mut first = asked();
             lines::send(&mut first, &Answer::Granted).unwrap();
             // Until it hangs up.
             assert_eq!(first.read(&mut [0]).unwrap(), 0);
-            let (mut second, _) = listener.accept().unwrap();
-            lines::send(&mut second, &Answer::Refused).unwrap();
-            drop(second);
+            lines::send(&mut asked(), &Answer::Refused).unwrap();
             // One that dies.
-            drop(listener.accept().unwrap());
+            drop(asked());
         });
         let granted = ask(rig.path());
         assert!(matches!(granted, Ok(Some(_))));

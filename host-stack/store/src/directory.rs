@@ -100,24 +100,19 @@ impl Draft {
         &self.path
     }
 
-    /// Locks it. None: somebody has removed it before it was locked, or is removing it, or, if it is to be `alone`, has it
-    /// locked, too.
+    /// Locks it. None: somebody has removed it before it was locked, or, if it is to be `alone`, has it locked, too.
     fn locked(path: &Path, alone: bool) -> Result<Option<Self>, CommitError> {
         let lock = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(io_error(path))?,
         };
         // Of all who have made it, or have found it made, one has it alone. Then others may share it.
-        let locks = [
-            FlockOperation::NonBlockingLockExclusive,
-            FlockOperation::NonBlockingLockShared,
-        ];
-        for operation in &locks[usize::from(!alone)..] {
-            match flock(&lock, *operation) {
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                locked => locked.map_err(|errno| io_error(path)(errno.into()))?,
-            }
+        if alone && !lock_alone(&lock, path)? {
+            return Ok(None);
         }
+        // Whoever has it alone now removes it, or has opened it when it had another name, and soon knows.
+        rustix::io::retry_on_intr(|| flock(&lock, FlockOperation::LockShared))
+            .map_err(|errno| io_error(path)(errno.into()))?;
         let draft = Self {
             path: path.to_owned(),
             lock: Arc::new(lock),
@@ -198,7 +193,7 @@ pub fn remove_dead(path: &Path) -> Result<bool, CommitError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
         opened => opened.map_err(io_error(path))?,
     };
-    if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+    if !lock_alone(&lock, path)? {
         return Ok(false);
     }
     if !is_named(&lock, path) {
@@ -208,6 +203,14 @@ pub fn remove_dead(path: &Path) -> Result<bool, CommitError> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         removed => removed.map(|()| true).map_err(io_error(path)),
+    }
+}
+
+/// Locks what is open unless others have it locked.
+fn lock_alone(open: &File, path: &Path) -> Result<bool, CommitError> {
+    match flock(open, FlockOperation::NonBlockingLockExclusive) {
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
+        locked => locked.map(|()| true).map_err(|errno| io_error(path)(errno.into())),
     }
 }
 
