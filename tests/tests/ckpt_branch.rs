@@ -10,7 +10,7 @@ use std::{
     process::{Command, Output},
 };
 
-use checkpointed::{Checkpointed, JobOnNodes};
+use checkpointed::{Checkpointed, JobOnNodes, long_enough};
 use fabric::SNAPRIG;
 use serde_json::Value;
 
@@ -76,12 +76,13 @@ fn verdicts(results: &Value) -> Vec<&str> {
     ignore = "ibv_rc_pingpong is not installed (ci/setup)"
 )]
 fn who_retransmits_survives_and_a_death_is_said() {
-    let pair = Checkpointed::new();
-    let words = "ibv_rc_pingpong -p PORT -c -n 300000";
-    let mut running = pair.launch_pair(words, &format!("{words} 127.0.0.1"));
-    pair.is_at_work(&mut running, "ibv_rc_pingpong", 1);
-    pair.dump("--kill");
-    drop(running.output());
+    let pair = long_enough(30_000, |count| {
+        let pair = Checkpointed::new();
+        let words = format!("ibv_rc_pingpong -p PORT -c -n {count}");
+        let running = pair.launch_pair(&words, &format!("{words} 127.0.0.1"));
+        pair.killed_before(" iters", running, ("ibv_rc_pingpong", 1), 1)?;
+        Some(pair)
+    });
     let (checkpoints, directory) = (pair.checkpoints(), pair.directory.path());
     let before = files(&checkpoints);
     let report = directory.join("report");

@@ -9,7 +9,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use checkpointed::{Checkpointed, JobOnNodes};
+use checkpointed::{Checkpointed, JobOnNodes, long_enough, with_count};
 use fabric::{assert_success, free_port, text, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use snaprig_fixtures::mpi::KERNELS;
@@ -23,27 +23,30 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// A pair is checkpointed in the middle, twice in one life, and ends in another fabric as if nothing had been.
-fn goes_on(server: &str, client: &str, elsewhere: &[&str], said: &str) {
+fn goes_on(server: &str, client: &str, count: u64, elsewhere: &[&str], said: &str) {
     let _alone = alone();
     let name = server.split(' ').next().unwrap_or_default();
-    let pair = Checkpointed::new();
-    let mut running = pair.launch_pair(server, client);
-    // Where only one end posts, the other one sleeps.
-    pair.is_at_work(&mut running, name, 1);
-    pair.killed(running, 2);
+    let (pair, said) = long_enough(count, |count| {
+        let pair = Checkpointed::new();
+        let running = pair.launch_pair(&with_count(server, count), &with_count(client, count));
+        let said = with_count(said, count);
+        // Where only one end posts, the other one sleeps.
+        pair.killed_before(&said, running, (name, 1), 2)?;
+        Some((pair, said))
+    });
     let text = pair.goes_on(name, elsewhere);
-    assert!(text.contains(said), "{text}");
+    assert!(text.contains(&said), "{text}");
 }
 
 macro_rules! pairs {
-    ($(#[$needs:meta] { $($test:ident: $program:literal, $server:literal, $client:literal, $elsewhere:expr, $said:literal;)* })*) => {
+    ($(#[$needs:meta] { $($test:ident: $program:literal, $server:literal, $client:literal, $count:literal, $elsewhere:expr, $said:literal;)* })*) => {
         $($(
             #[test]
             #[$needs]
             fn $test() {
                 let server = concat!($program, " -p PORT ", $server);
                 let client = concat!($program, " -p PORT ", $client);
-                goes_on(server, client, &$elsewhere, $said);
+                goes_on(server, client, $count, &$elsewhere, $said);
             }
         )*)*
     };
@@ -52,40 +55,40 @@ macro_rules! pairs {
 pairs! {
     #[cfg_attr(not(has_program = "ibv_rc_pingpong"), ignore = "ibv_rc_pingpong is not installed (ci/setup)")] {
         messages_and_their_receives:
-            "ibv_rc_pingpong", "-c -n 200000", "-c -n 200000 127.0.0.1", [], "200000 iters";
-        events: "ibv_rc_pingpong", "-c -e -n 30000", "-c -e -n 30000 127.0.0.1", [], "30000 iters";
+            "ibv_rc_pingpong", "-c -n COUNT", "-c -n COUNT 127.0.0.1", 200_000, [], "COUNT iters";
+        events: "ibv_rc_pingpong", "-c -e -n COUNT", "-c -e -n COUNT 127.0.0.1", 30_000, [], "COUNT iters";
         the_extended_way:
-            "ibv_rc_pingpong", "-c -N -n 200000", "-c -N -n 200000 127.0.0.1", ["--model", "B"], "200000 iters";
-        datagrams: "ibv_ud_pingpong", "-c -n 200000", "-c -n 200000 127.0.0.1", [], "200000 iters";
-        messages_for_xrc: "ibv_xsrq_pingpong", "-n 16000 -s 300000", "-n 16000 -s 300000 127.0.0.1", [], "success";
+            "ibv_rc_pingpong", "-c -N -n COUNT", "-c -N -n COUNT 127.0.0.1", 200_000, ["--model", "B"], "COUNT iters";
+        datagrams: "ibv_ud_pingpong", "-c -n COUNT", "-c -n COUNT 127.0.0.1", 200_000, [], "COUNT iters";
+        messages_for_xrc: "ibv_xsrq_pingpong", "-n COUNT -s 300000", "-n COUNT -s 300000 127.0.0.1", 16_000, [], "success";
         messages_for_xrc_on_another_model:
-            "ibv_xsrq_pingpong", "-n 4000 -s 300000", "-n 4000 -s 300000 127.0.0.1", ["--model", "B"], "success";
+            "ibv_xsrq_pingpong", "-n COUNT -s 300000", "-n COUNT -s 300000 127.0.0.1", 4_000, ["--model", "B"], "success";
         shared_receives_on_another_model:
-            "ibv_srq_pingpong", "-c -n 300000", "-c -n 300000 127.0.0.1", ["--model", "B"], "300000 iters";
+            "ibv_srq_pingpong", "-c -n COUNT", "-c -n COUNT 127.0.0.1", 300_000, ["--model", "B"], "COUNT iters";
     }
     #[cfg_attr(not(has_program = "ib_write_bw"), ignore = "ib_write_bw is not installed (ci/setup)")] {
         writes_that_nobody_tells_of:
-            "ib_write_bw", "-F -q 8 -n 200000 -s 4096", "-F -q 8 -n 200000 -s 4096 127.0.0.1", [], "1600000";
+            "ib_write_bw", "-F -q 8 -n COUNT -s 4096", "-F -q 8 -n COUNT -s 4096 127.0.0.1", 200_000, [], "8*COUNT";
         connected_by_the_manager:
-            "ib_write_bw", "-F -R -n 1500000 -s 4096", "-F -R -n 1500000 -s 4096 127.0.0.1", [], "1500000";
+            "ib_write_bw", "-F -R -n COUNT -s 4096", "-F -R -n COUNT -s 4096 127.0.0.1", 1_500_000, [], "COUNT";
         inline_writes:
-            "ib_write_lat", "-F -n 900000 -I 64", "-F -n 900000 -I 64 127.0.0.1", ["--model", "B"], "900000";
-        atomics: "ib_atomic_lat", "-F -n 1500000", "-F -n 1500000 127.0.0.1", [], "1500000";
+            "ib_write_lat", "-F -n COUNT -I 64", "-F -n COUNT -I 64 127.0.0.1", 900_000, ["--model", "B"], "COUNT";
+        atomics: "ib_atomic_lat", "-F -n COUNT", "-F -n COUNT 127.0.0.1", 1_500_000, [], "COUNT";
         messages_of_perftest_for_xrc:
-            "ib_send_bw", "-F -c XRC -n 1500000 -s 1024", "-F -c XRC -n 1500000 -s 1024 127.0.0.1", [], "1500000";
+            "ib_send_bw", "-F -c XRC -n COUNT -s 1024", "-F -c XRC -n COUNT -s 1024 127.0.0.1", 1_500_000, [], "COUNT";
         datagrams_at_full_speed:
-            "ib_send_bw", "-F -c UD -n 1000000 -s 1024", "-F -c UD -n 1000000 -s 1024 127.0.0.1", [], "1000000";
+            "ib_send_bw", "-F -c UD -n COUNT -s 1024", "-F -c UD -n COUNT -s 1024 127.0.0.1", 1_000_000, [], "COUNT";
         more_datagrams_than_another_model_has_room_for:
-            "ib_send_bw", "-F -c UD -r 8000 -n 1000000 -s 1024", "-F -c UD -r 8000 -n 1000000 -s 1024 127.0.0.1",
-            ["--model", "B"], "1000000";
+            "ib_send_bw", "-F -c UD -r 8000 -n COUNT -s 1024", "-F -c UD -r 8000 -n COUNT -s 1024 127.0.0.1", 1_000_000,
+            ["--model", "B"], "COUNT";
         unreliable_messages_at_full_speed:
-            "ib_send_bw", "-F -c UC -n 1000000 -s 1024", "-F -c UC -n 1000000 -s 1024 127.0.0.1", ["--model", "B"], "1000000";
-        reads: "ib_read_bw", "-F -n 2000000 -s 4096", "-F -n 2000000 -s 4096 127.0.0.1", [], "2000000";
+            "ib_send_bw", "-F -c UC -n COUNT -s 1024", "-F -c UC -n COUNT -s 1024 127.0.0.1", 1_000_000, ["--model", "B"], "COUNT";
+        reads: "ib_read_bw", "-F -n COUNT -s 4096", "-F -n COUNT -s 4096 127.0.0.1", 2_000_000, [], "COUNT";
     }
     #[cfg_attr(not(has_program = "rping"), ignore = "rping is not installed (ci/setup)")] {
         the_end_of_a_connection_is_heard_of:
-            "rping", "-s -V -C 100000 -a 127.0.0.1", "-c -V -C 100000 -a 127.0.0.1", [], "server DISCONNECT EVENT";
-        rsockets: "rstream", "-S 65536 -C 60000", "-S 65536 -C 60000 -s 127.0.0.1", [], "60k";
+            "rping", "-s -V -C COUNT -a 127.0.0.1", "-c -V -C COUNT -a 127.0.0.1", 100_000, [], "server DISCONNECT EVENT";
+        rsockets: "rstream", "-S 65536 -C 60000", "-S 65536 -C 60000 -s 127.0.0.1", 60_000, [], "60k";
     }
 }
 
@@ -124,10 +127,9 @@ fn an_mpi_job_has_its_golden_result() {
         "UCX_TLS=rc,self",
     ];
     let kernel = [program, "--pace-us", "100000"];
-    let mut running = job.launch(&[&["env"], &root[..], &mpirun, &kernel].concat());
-    job.is_at_work(&mut running, "lu", 4);
-    job.dump("--kill");
-    let before = text(&running.output());
+    let running = job.launch(&[&["env"], &root[..], &mpirun, &kernel].concat());
+    let killed = job.killed_at_work(running, ("lu", 4), 1);
+    let before = text(&killed.expect("it is paced"));
     let ran = job.restart(&["--model", "B"]);
     assert_success("lu", std::slice::from_ref(&ran));
     assert_eq!(before + &text(&ran), lu.golden);
@@ -156,14 +158,17 @@ fn an_mpi_job_on_nodes_goes_on_on_others() {
 fn who_talks_to_a_stranger_is_not_checkpointed_and_goes_on() {
     let _alone = alone();
     let client = Checkpointed::new();
-    let port = free_port();
-    let port_text = port.to_string();
-    let program = ["ibv_rc_pingpong", "-n", "300000", "-p", &port_text];
-    let server = client.fabric.start(&program);
-    fabric::wait_for_listener(port);
-    let mut running = client.launch(&[&program[..], &["127.0.0.1"]].concat());
-    client.is_at_work(&mut running, "ibv_rc_pingpong", 1);
-    let refused = client.ckpt(&["dump", "--kill"]);
+    let (refused, running, server) = long_enough(300_000, |count| {
+        let (port, count) = (free_port(), count.to_string());
+        let port_text = port.to_string();
+        let program = ["ibv_rc_pingpong", "-n", &count, "-p", &port_text];
+        let server = client.fabric.start(&program);
+        fabric::wait_for_listener(port);
+        let mut running = client.launch(&[&program[..], &["127.0.0.1"]].concat());
+        let is_at_work = client.is_at_work(&mut running, "ibv_rc_pingpong", 1);
+        let refused = client.ckpt(&["dump", "--kill"]);
+        (is_at_work && running.runs()).then_some((refused, running, server))
+    });
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success(), "{why}");
     assert!(
@@ -184,7 +189,7 @@ fn whose_peer_was_killed_is_checkpointed_and_learns_of_it_after_a_restart() {
     // Its server does nothing but receive: it waits for ever.
     let program = "ib_send_bw -p PORT -n 50000000 -N";
     let mut running = pair.launch_pair(program, &format!("{program} 127.0.0.1"));
-    pair.is_at_work(&mut running, "ib_send_bw", 2);
+    assert!(pair.is_at_work(&mut running, "ib_send_bw", 2));
     pair.dump("--leave-running");
     let client = pair.processes("ib_send_bw").into_iter().max();
     let client = Pid::from_raw(client.expect("a client") as i32);

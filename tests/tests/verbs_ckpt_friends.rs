@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use checkpointed::Checkpointed;
+use checkpointed::{Checkpointed, long_enough};
 use fabric::{Running, assert_success};
 use snaprig_fixtures::mpi::KERNELS;
 
@@ -19,6 +19,20 @@ fn goes_on(job: &Checkpointed, running: Running) -> String {
     job.goes_on("restarted", &["--model", "B"])
 }
 
+/// What `ucx_perftest` says at its end.
+const UCX_END: &str = "Final:";
+
+/// Two of `ucx_perftest` that were checkpointed twice, and killed.
+fn ucx_killed(words: &str, count: u64) -> Checkpointed {
+    long_enough(count, |count| {
+        let pair = Checkpointed::new();
+        let server = format!("{words} -n {count} -w 10 -p PORT");
+        let running = pair.launch_pair(&server, &format!("{server} 127.0.0.1"));
+        pair.killed_before(UCX_END, running, ("ucx_perftest", 2), 2)?;
+        Some(pair)
+    })
+}
+
 #[test]
 #[cfg_attr(
     not(has_program = "ucx_perftest"),
@@ -26,13 +40,12 @@ fn goes_on(job: &Checkpointed, running: Running) -> String {
 )]
 fn writes_of_ucx() {
     let _alone = fabric::one_job();
-    let pair = Checkpointed::new();
-    let server =
-        "env UCX_TLS=rc_v,self ucx_perftest -t ucp_put_bw -s 100000 -n 50000 -w 10 -p PORT";
-    let mut running = pair.launch_pair(server, &format!("{server} 127.0.0.1"));
-    pair.is_at_work(&mut running, "ucx_perftest", 2);
-    let text = goes_on(&pair, running);
-    assert!(text.contains("Final:"), "{text}");
+    let pair = ucx_killed(
+        "env UCX_TLS=rc_v,self ucx_perftest -t ucp_put_bw -s 100000",
+        50_000,
+    );
+    let text = pair.goes_on("restarted", &["--model", "B"]);
+    assert!(text.contains(UCX_END), "{text}");
 }
 
 /// Datagrams of UCX are as long as the HCA takes where it was launched, which is more than model B does.
@@ -43,11 +56,10 @@ fn writes_of_ucx() {
 )]
 fn long_datagrams_of_ucx() {
     let _alone = fabric::one_job();
-    let pair = Checkpointed::new();
-    let server = "env UCX_TLS=ud_v,self ucx_perftest -t tag_bw -s 4096 -n 600000 -w 10 -p PORT";
-    let mut running = pair.launch_pair(server, &format!("{server} 127.0.0.1"));
-    pair.is_at_work(&mut running, "ucx_perftest", 2);
-    pair.killed(running, 2);
+    let pair = ucx_killed(
+        "env UCX_TLS=ud_v,self ucx_perftest -t tag_bw -s 4096",
+        600_000,
+    );
     let refused = pair.restart(&["--model", "B"]);
     assert!(!refused.status.success());
     let text = fabric::text(&refused);
@@ -56,7 +68,7 @@ fn long_datagrams_of_ucx() {
         "{text}"
     );
     let text = pair.goes_on("restarted", &[]);
-    assert!(text.contains("Final:"), "{text}");
+    assert!(text.contains(UCX_END), "{text}");
 }
 
 #[test]
@@ -92,9 +104,9 @@ fn kernel_goes_on(kernel: &str, mpicc: &str, launcher: &str) {
     let program = program.expect("it compiles");
     let words: Vec<_> = launcher.split_ascii_whitespace().collect();
     let program = [program.to_str().expect("a name"), "--pace-us", "50000"];
-    let mut running = job.launch(&[&words[..], &program].concat());
-    job.is_at_work(&mut running, kernel.name, 2);
-    let before = text_of(&job.killed(running, 2).stdout);
+    let running = job.launch(&[&words[..], &program].concat());
+    let killed = job.killed_at_work(running, (kernel.name, 2), 2);
+    let before = text_of(&killed.expect("it is paced").stdout);
     let ran = job.restart(&["--model", "B"]);
     assert_success(kernel.name, std::slice::from_ref(&ran));
     assert_eq!(before + &text_of(&ran.stdout), kernel.golden);

@@ -12,22 +12,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use checkpointed::{Checkpointed, JobOnNodes};
+use checkpointed::{Checkpointed, JobOnNodes, long_enough, with_count};
 use fabric::{SNAPRIG, assert_success, text, wait_until};
 use snaprig_fixtures::mpi::KERNELS;
 
-/// Programs, what both ends are told, and what is printed in the end. They verify what comes, or count it; and they take longer than
-/// a checkpoint does on a machine that is busy, but not for ever where nobody who waits is awoken at once.
-const PAIRS: [(&str, &str, &str); 9] = [
-    ("ibv_rc_pingpong", "-c -n 300000", "300000 iters"),
-    ("ib_write_bw", "-F -q 4 -n 400000 -s 4096", "1600000"),
-    ("ibv_srq_pingpong", "-c -n 300000", "300000 iters"),
-    ("ibv_ud_pingpong", "-c -n 300000", "300000 iters"),
-    ("ib_send_bw", "-F -c XRC -n 1500000 -s 1024", "1500000"),
-    ("ibv_rc_pingpong", "-c -e -n 100000", "100000 iters"),
-    ("ib_atomic_bw", "-F -n 1500000", "1500000"),
-    ("ib_write_bw", "-F -R -n 1000000 -s 4096", "1000000"),
-    ("ib_send_lat", "-F -e -n 100000", "100000"),
+/// Programs, what both ends are told, how much they do at least, and what is printed in the end. They verify what comes, or count it.
+const PAIRS: [(&str, &str, u64, &str); 9] = [
+    ("ibv_rc_pingpong", "-c -n COUNT", 300_000, "COUNT iters"),
+    (
+        "ib_write_bw",
+        "-F -q 4 -n COUNT -s 4096",
+        400_000,
+        "4*COUNT",
+    ),
+    ("ibv_srq_pingpong", "-c -n COUNT", 300_000, "COUNT iters"),
+    ("ibv_ud_pingpong", "-c -n COUNT", 300_000, "COUNT iters"),
+    (
+        "ib_send_bw",
+        "-F -c XRC -n COUNT -s 1024",
+        1_500_000,
+        "COUNT",
+    ),
+    ("ibv_rc_pingpong", "-c -e -n COUNT", 100_000, "COUNT iters"),
+    ("ib_atomic_bw", "-F -n COUNT", 1_500_000, "COUNT"),
+    ("ib_write_bw", "-F -R -n COUNT -s 4096", 1_000_000, "COUNT"),
+    ("ib_send_lat", "-F -e -n COUNT", 100_000, "COUNT"),
 ];
 
 /// Whom to kill.
@@ -47,34 +56,48 @@ fn rounds(variable: &str, count: u64) -> Range<u64> {
     number(first)..number(end)
 }
 
-/// The pair of a round, at work, and for some more time.
-fn at_some_moment(round: u64) -> (Checkpointed, fabric::Running, &'static str, &'static str) {
-    let (name, words, said) = PAIRS[round as usize % PAIRS.len()];
-    let pair = Checkpointed::new();
-    let server = format!("{name} -p PORT {words}");
-    let mut running = pair.launch_pair(&server, &format!("{server} 127.0.0.1"));
-    pair.is_at_work(&mut running, name, 1);
-    std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
-    (pair, running, name, said)
+/// The pair of a round.
+struct Pair {
+    ends: Checkpointed,
+    name: &'static str,
+    /// What it says at its end.
+    said: String,
 }
 
-fn goes_on(pair: &Checkpointed, round: u64, (elsewhere, of): (&[&str], &[&str]), said: &str) {
-    let ran = pair.restart_of(elsewhere, of);
+/// The pair of a round has been at work for some time when it is checkpointed first (`how`); and what comes of that, with the pair
+/// that runs, or has been killed.
+fn at_some_moment<T>(
+    round: u64,
+    how: &str,
+    next: impl Fn(&Pair, fabric::Running) -> Option<T>,
+) -> (Pair, T) {
+    let (name, words, count, said) = PAIRS[round as usize % PAIRS.len()];
+    long_enough(count, |count| {
+        let server = format!("{name} -p PORT {}", with_count(words, count));
+        let pair = Pair {
+            ends: Checkpointed::new(),
+            name,
+            said: with_count(said, count),
+        };
+        let mut running = pair
+            .ends
+            .launch_pair(&server, &format!("{server} 127.0.0.1"));
+        pair.ends.is_at_work(&mut running, name, 1).then_some(())?;
+        std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
+        pair.ends.dump_or_over(&mut running, how).then_some(())?;
+        let comes = next(&pair, running)?;
+        Some((pair, comes))
+    })
+}
+
+fn goes_on(pair: &Pair, round: u64, (elsewhere, of): (&[&str], &[&str])) {
+    let ran = pair.ends.restart_of(elsewhere, of);
     assert_success(&format!("round {round}"), std::slice::from_ref(&ran));
-    assert!(text(&ran).contains(said), "round {round}: {}", text(&ran));
-}
-
-/// Takes so many checkpoints, and kills it with the last one; fewer, if it ends before that.
-fn checkpointed_or_over(pair: &Checkpointed, running: fabric::Running, name: &str, count: u64) {
-    for checkpoint in 1..=count {
-        let how = ["--leave-running", "--kill"][usize::from(checkpoint == count)];
-        let dumped = pair.ckpt(&["dump", how]);
-        if !dumped.status.success() {
-            assert!(checkpoint > 1, "{name}: {}", text(&dumped));
-            return assert_success(name, &[running.output()]);
-        }
-    }
-    running.output();
+    assert!(
+        text(&ran).contains(&pair.said),
+        "round {round}: {}",
+        text(&ran)
+    );
 }
 
 #[test]
@@ -84,10 +107,19 @@ fn checkpointed_or_over(pair: &Checkpointed, running: fabric::Running, name: &st
 )]
 fn at_any_moment() {
     for round in rounds("SNAPRIG_MOMENTS", 3) {
-        let (pair, running, name, said) = at_some_moment(round);
-        checkpointed_or_over(&pair, running, name, round % 3 + 1);
+        let checkpoints = round % 3 + 1;
+        let how =
+            |checkpoint| ["--leave-running", "--kill"][usize::from(checkpoint == checkpoints)];
+        let (pair, ()) = at_some_moment(round, how(1), |pair, mut running| {
+            for checkpoint in 2..=checkpoints {
+                let ends = &pair.ends;
+                ends.dump_or_over(&mut running, how(checkpoint))
+                    .then_some(())?;
+            }
+            (!text(&running.output()).contains(&pair.said)).then_some(())
+        });
         let model = ["A", "B"][round as usize / PAIRS.len() % 2];
-        goes_on(&pair, round, (&["--model", model], &[]), said);
+        goes_on(&pair, round, (&["--model", model], &[]));
     }
 }
 
@@ -105,17 +137,17 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
     ];
     for round in rounds("SNAPRIG_KILLS", 3) {
         let begun = Instant::now();
-        let (pair, running, name, said) = at_some_moment(round);
-        pair.dump("--leave-running");
+        let (pair, running) = at_some_moment(round, "--leave-running", |_, running| Some(running));
+        let (ends, name) = (&pair.ends, pair.name);
         let victim = VICTIMS[(round as usize + round as usize / PAIRS.len()) % VICTIMS.len()];
-        let ends = pair.processes(name);
+        let both = ends.processes(name);
         let pids: Vec<i32> = match victim {
-            Victim::Supervisor => pair.supervisors(),
-            Victim::Server => ends.first().map(|pid| *pid as i32).into_iter().collect(),
-            Victim::Client => ends.last().map(|pid| *pid as i32).into_iter().collect(),
-            Victim::Daemon => pair.fabric.daemons(),
+            Victim::Supervisor => ends.supervisors(),
+            Victim::Server => both.first().map(|pid| *pid as i32).into_iter().collect(),
+            Victim::Client => both.last().map(|pid| *pid as i32).into_iter().collect(),
+            Victim::Daemon => ends.fabric.daemons(),
         };
-        let mut dump = pair.command(&["dump", "--leave-running"]);
+        let mut dump = ends.command(&["dump", "--leave-running"]);
         let dump = dump.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut dump = dump.expect("snaprig starts");
         std::thread::sleep(Duration::from_micros(round * 6113 % 50_000));
@@ -125,9 +157,9 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
         }
         // It has succeeded, or not: nobody waits for ever. What it saved may be a tree that has lost somebody.
         dump.wait().expect("it is ours");
-        pair.fabric.kill_all();
+        ends.fabric.kill_all();
         drop(running);
-        goes_on(&pair, round, (&[], &["--round", "1"]), said);
+        goes_on(&pair, round, (&[], &["--round", "1"]));
         eprintln!(
             "round {round}: {name}, {victim:?} killed, {:.1?}",
             begun.elapsed()

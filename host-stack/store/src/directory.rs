@@ -210,7 +210,9 @@ pub fn remove_dead(path: &Path) -> Result<bool, CommitError> {
 fn lock_alone(open: &File, path: &Path) -> Result<bool, CommitError> {
     match flock(open, FlockOperation::NonBlockingLockExclusive) {
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(false),
-        locked => locked.map(|()| true).map_err(|errno| io_error(path)(errno.into())),
+        locked => locked
+            .map(|()| true)
+            .map_err(|errno| io_error(path)(errno.into())),
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Output, Stdio},
     sync::mpsc::{Receiver, channel},
+    time::{Duration, Instant},
 };
 
 use snaprig_fixtures::mpi::{KERNELS, Kernel};
@@ -19,6 +20,41 @@ use crate::fabric::{
 /// How long a program has worked before it is checkpointed: processor time of its processes, in clock ticks of 10 ms. Programs
 /// that use HCAs never wait.
 pub const WORKED_TICKS: u64 = 10;
+
+/// How soon a program has ended that did so when it was to be checkpointed.
+const ENDS_MAX: Duration = Duration::from_secs(2);
+/// How often a program is to do more until it takes long enough.
+const LONGER_MAX: u32 = 5;
+
+/// What comes of an attempt with programs that do so many things, or more of them for as long as they have ended too soon for it
+/// (none): how long they take depends on the machine, and on who else is at work on it.
+pub fn long_enough<T>(count: u64, attempt: impl Fn(u64) -> Option<T>) -> T {
+    let mut counts = (0..=LONGER_MAX).map(|longer| count << (2 * longer));
+    counts
+        .find_map(attempt)
+        .expect("programs that take long enough")
+}
+
+/// Words in which COUNT is a number; N*COUNT is so many times as much.
+pub fn with_count(words: &str, count: u64) -> String {
+    let mut words = words.to_owned();
+    for times in [4, 8] {
+        words = words.replace(&format!("{times}*COUNT"), &(times * count).to_string());
+    }
+    words.replace("COUNT", &count.to_string())
+}
+
+/// Whether a program has ended, or does so now.
+pub fn ends_soon(mut runs: impl FnMut() -> bool) -> bool {
+    let by = Instant::now() + ENDS_MAX;
+    while runs() {
+        if Instant::now() >= by {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
 
 /// A server, and a client of it once it listens: at a port of TCP, or of the connection manager.
 pub const PAIR: &str = "\
@@ -106,13 +142,55 @@ impl Checkpointed {
             .collect()
     }
 
-    /// Waits until so many processes of this name have worked for a while.
-    pub fn is_at_work(&self, running: &mut Running, name: &str, count: usize) {
+    /// Waits until so many processes of this name have worked for a while. False: it has ended before that.
+    #[must_use]
+    pub fn is_at_work(&self, running: &mut Running, name: &str, count: usize) -> bool {
+        let mut runs = true;
         wait_until(&format!("{name} is at work"), || {
-            assert!(running.runs(), "{name} has ended");
+            runs = running.runs();
             let worked = self.processes(name).into_iter().map(ticks_of);
-            worked.filter(|ticks| *ticks >= WORKED_TICKS).count() >= count
+            !runs || worked.filter(|ticks| *ticks >= WORKED_TICKS).count() >= count
         });
+        runs
+    }
+
+    /// Takes a checkpoint of what runs. False: it has ended before that.
+    #[must_use]
+    pub fn dump_or_over(&self, running: &mut Running, how: &str) -> bool {
+        let dumped = self.ckpt(&["dump", how]);
+        let failed = !dumped.status.success();
+        if failed && !ends_soon(|| running.runs()) {
+            assert_success("ckpt dump", &[dumped]);
+        }
+        !failed
+    }
+
+    /// The same once so many processes of this name have worked for a while: so many checkpoints, and it is killed with the last
+    /// one. What it had printed; none: it has ended before that.
+    pub fn killed_at_work(
+        &self,
+        mut running: Running,
+        (name, count): (&str, usize),
+        checkpoints: u32,
+    ) -> Option<Output> {
+        self.is_at_work(&mut running, name, count).then_some(())?;
+        for checkpoint in 1..=checkpoints {
+            let how = ["--leave-running", "--kill"][usize::from(checkpoint == checkpoints)];
+            self.dump_or_over(&mut running, how).then_some(())?;
+        }
+        Some(running.output())
+    }
+
+    /// The same; none, too, if it has said by then what it says at its end.
+    pub fn killed_before(
+        &self,
+        end: &str,
+        running: Running,
+        at_work: (&str, usize),
+        checkpoints: u32,
+    ) -> Option<Output> {
+        let killed = self.killed_at_work(running, at_work, checkpoints)?;
+        (!text(&killed).contains(end)).then_some(killed)
     }
 
     pub fn dump(&self, how: &str) {
@@ -140,9 +218,9 @@ impl Checkpointed {
     pub fn objects_go_on(&self, name: &str, program: &[&str], options: &[&str], checkpoints: u32) {
         let files = ["stop", "domain"].map(|file| self.directory.path().join(file));
         let files = files.each_ref().map(|path| path.to_str().expect("a name"));
-        let mut running = self.launch_with(options, &[program, &files].concat());
-        self.is_at_work(&mut running, name, 1);
-        self.killed(running, checkpoints);
+        let running = self.launch_with(options, &[program, &files].concat());
+        let killed = self.killed_at_work(running, (name, 1), checkpoints);
+        killed.expect("it works until there is a file");
         fs::write(files[0], "").expect("a file");
         let text = self.goes_on(name, &["--model", "B"]);
         assert!(text.contains("all as it should be"), "{text}");
