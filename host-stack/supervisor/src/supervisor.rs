@@ -188,6 +188,9 @@ pub struct Parts {
 impl Parts {
     pub fn new(directory: &Path, store: Store) -> Result<Self> {
         own_session_keyring();
+        // Who loses its parent is this one's child, however soon that is.
+        // SAFETY: PR_SET_CHILD_SUBREAPER takes a number, so prctl(2) reads and writes no memory of this process.
+        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Ok(Self {
             directory: directory.to_owned(),
             store,
@@ -216,9 +219,6 @@ pub struct Supervisor<'a> {
 
 impl<'a> Supervisor<'a> {
     pub fn new(parts: Parts, root: pid_t, command: Vec<String>, options: &'a Options) -> Self {
-        // Who loses its parent is this one's child.
-        // SAFETY: PR_SET_CHILD_SUBREAPER takes a number, so prctl(2) reads and writes no memory of this process.
-        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Self {
             last: parts
                 .store
