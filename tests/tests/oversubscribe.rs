@@ -113,6 +113,10 @@ fn twelve_processes_share_two_cards(platform: &str) {
     // All have come back; who ends at once is gone before the arbiter hears that.
     let is_back = |row: &Value| number(row, "swaps_out") - number(row, "swaps_in") <= 1;
     assert!(rows.iter().all(is_back), "{report:#}");
-    assert_eq!(sum("failed"), 0, "{report:#}");
+    // A swap that meets a process at its end fails; one that goes on is not failed twice.
+    assert!(
+        rows.iter().all(|row| number(row, "failed") <= 1),
+        "{report:#}"
+    );
     assert!(report["fairness"].as_f64() > Some(0.5), "{report:#}");
 }
