@@ -62,7 +62,7 @@ pairs! {
         datagrams: "ibv_ud_pingpong", "-c -n COUNT", "-c -n COUNT 127.0.0.1", 200_000, [], "COUNT iters";
         messages_for_xrc: "ibv_xsrq_pingpong", "-n COUNT -s 300000", "-n COUNT -s 300000 127.0.0.1", 16_000, [], "success";
         messages_for_xrc_on_another_model:
-            "ibv_xsrq_pingpong", "-n COUNT -s 300000", "-n COUNT -s 300000 127.0.0.1", 4_000, ["--model", "B"], "success";
+            "ibv_xsrq_pingpong", "-n 4000 -s COUNT", "-n 4000 -s COUNT 127.0.0.1", 1_200_000, ["--model", "B"], "success";
         shared_receives_on_another_model:
             "ibv_srq_pingpong", "-c -n COUNT", "-c -n COUNT 127.0.0.1", 300_000, ["--model", "B"], "COUNT iters";
     }
