@@ -64,13 +64,8 @@ struct Pair {
     said: String,
 }
 
-/// The pair of a round has been at work for some time when it is checkpointed first (`how`); and what comes of that, with the pair
-/// that runs, or has been killed.
-fn at_some_moment<T>(
-    round: u64,
-    how: &str,
-    next: impl Fn(&Pair, fabric::Running) -> Option<T>,
-) -> (Pair, T) {
+/// What comes of the pair of a round that has been at work for some time (none: it has ended too soon), with the pair.
+fn at_some_moment<T>(round: u64, next: impl Fn(&Pair, fabric::Running) -> Option<T>) -> (Pair, T) {
     let (name, words, count, said) = PAIRS[round as usize % PAIRS.len()];
     long_enough(count, |count| {
         let server = format!("{name} -p PORT {}", with_count(words, count));
@@ -84,7 +79,6 @@ fn at_some_moment<T>(
             .launch_pair(&server, &format!("{server} 127.0.0.1"));
         pair.ends.is_at_work(&mut running, name, 1).then_some(())?;
         std::thread::sleep(Duration::from_micros(round * 7919 % 60_000));
-        pair.ends.dump_or_over(&mut running, how).then_some(())?;
         let comes = next(&pair, running)?;
         Some((pair, comes))
     })
@@ -107,16 +101,9 @@ fn goes_on(pair: &Pair, round: u64, (elsewhere, of): (&[&str], &[&str])) {
 )]
 fn at_any_moment() {
     for round in rounds("SNAPRIG_MOMENTS", 3) {
-        let checkpoints = round % 3 + 1;
-        let how =
-            |checkpoint| ["--leave-running", "--kill"][usize::from(checkpoint == checkpoints)];
-        let (pair, ()) = at_some_moment(round, how(1), |pair, mut running| {
-            for checkpoint in 2..=checkpoints {
-                let ends = &pair.ends;
-                ends.dump_or_over(&mut running, how(checkpoint))
-                    .then_some(())?;
-            }
-            (!text(&running.output()).contains(&pair.said)).then_some(())
+        let (pair, ()) = at_some_moment(round, |pair, running| {
+            let killed = pair.ends.killed_or_over(running, round as u32 % 3 + 1)?;
+            (!text(&killed).contains(&pair.said)).then_some(())
         });
         let model = ["A", "B"][round as usize / PAIRS.len() % 2];
         goes_on(&pair, round, (&["--model", model], &[]));
@@ -137,7 +124,10 @@ fn whoever_is_killed_in_a_checkpoint_the_one_before_is_good() {
     ];
     for round in rounds("SNAPRIG_KILLS", 3) {
         let begun = Instant::now();
-        let (pair, running) = at_some_moment(round, "--leave-running", |_, running| Some(running));
+        let (pair, running) = at_some_moment(round, |pair, mut running| {
+            let is_saved = pair.ends.dump_or_over(&mut running, "--leave-running");
+            is_saved.then_some(running)
+        });
         let (ends, name) = (&pair.ends, pair.name);
         let victim = VICTIMS[(round as usize + round as usize / PAIRS.len()) % VICTIMS.len()];
         let both = ends.processes(name);

@@ -165,8 +165,16 @@ impl Checkpointed {
         !failed
     }
 
-    /// The same once so many processes of this name have worked for a while: so many checkpoints, and it is killed with the last
-    /// one. What it had printed; none: it has ended before that.
+    /// Takes so many checkpoints of what runs, and kills it with the last one; what it had printed. None: it has ended before that.
+    pub fn killed_or_over(&self, mut running: Running, checkpoints: u32) -> Option<Output> {
+        for checkpoint in 1..=checkpoints {
+            let how = ["--leave-running", "--kill"][usize::from(checkpoint == checkpoints)];
+            self.dump_or_over(&mut running, how).then_some(())?;
+        }
+        Some(running.output())
+    }
+
+    /// The same once so many processes of this name have worked for a while.
     pub fn killed_at_work(
         &self,
         mut running: Running,
@@ -174,11 +182,7 @@ impl Checkpointed {
         checkpoints: u32,
     ) -> Option<Output> {
         self.is_at_work(&mut running, name, count).then_some(())?;
-        for checkpoint in 1..=checkpoints {
-            let how = ["--leave-running", "--kill"][usize::from(checkpoint == checkpoints)];
-            self.dump_or_over(&mut running, how).then_some(())?;
-        }
-        Some(running.output())
+        self.killed_or_over(running, checkpoints)
     }
 
     /// The same; none, too, if it has said by then what it says at its end.
