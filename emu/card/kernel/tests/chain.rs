@@ -191,26 +191,6 @@ fn chains(kind: Kind) {
     }
 }
 
-#[test]
-#[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
-#[cfg_attr(
-    not(has_write_tracking),
-    ignore = "the host does not track writes (Linux 6.7 can)"
-)]
-fn chains_of_kvm() {
-    chains(Kind::Kvm);
-}
-
-#[test]
-#[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
-#[cfg_attr(
-    not(has_write_tracking),
-    ignore = "the host does not track writes (Linux 6.7 can)"
-)]
-fn chains_of_ptrace() {
-    chains(Kind::Ptrace);
-}
-
 fn live_chains(kind: Kind) {
     let dir = tempfile::tempdir().unwrap();
     let program = compile(dir.path(), LIVE, &["-pthread"]);
@@ -241,22 +221,22 @@ fn live_chains(kind: Kind) {
     }
 }
 
-#[test]
-#[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
-#[cfg_attr(
-    not(has_write_tracking),
-    ignore = "the host does not track writes (Linux 6.7 can)"
-)]
-fn live_chains_of_kvm() {
-    live_chains(Kind::Kvm);
+macro_rules! chain_tests {
+    ($($name:ident: $chains:ident, $kind:ident;)*) => {
+        $(
+            #[test]
+            #[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
+            #[cfg_attr(not(has_write_tracking), ignore = "the host does not track writes (Linux 6.7 can)")]
+            fn $name() {
+                $chains(Kind::$kind);
+            }
+        )*
+    };
 }
 
-#[test]
-#[cfg_attr(not(has_kvm), ignore = "/dev/kvm does not open")]
-#[cfg_attr(
-    not(has_write_tracking),
-    ignore = "the host does not track writes (Linux 6.7 can)"
-)]
-fn live_chains_of_ptrace() {
-    live_chains(Kind::Ptrace);
+chain_tests! {
+    chains_of_kvm: chains, Kvm;
+    chains_of_ptrace: chains, Ptrace;
+    live_chains_of_kvm: live_chains, Kvm;
+    live_chains_of_ptrace: live_chains, Ptrace;
 }
