@@ -155,7 +155,7 @@ enum Role {
     Restoring { proxy: bool, gone: bool },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Process {
     native: bool,
     /// What it writes goes to its owner.
@@ -355,13 +355,7 @@ impl Machine {
             path,
             owner: Some(conn),
             reached: native,
-            snapify: None,
-            first: None,
-            pipe: None,
-            held: None,
-            killed: false,
-            ended: None,
-            cleaned_up: false,
+            ..Process::default()
         };
         self.roles.insert(conn, Role::Owner(pid));
         self.processes.insert(pid, process);

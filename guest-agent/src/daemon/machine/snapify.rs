@@ -67,18 +67,9 @@ impl Machine {
             Err(failure) => return self.refuse(conn, failure),
         };
         let process = Process {
-            native: false,
             proxy,
-            path: String::new(),
-            owner: None,
-            reached: false,
             snapify: Some(conn),
-            first: None,
-            pipe: None,
-            held: None,
-            killed: false,
-            ended: None,
-            cleaned_up: false,
+            ..Process::default()
         };
         self.processes.insert(pid, process);
         if gone {
