@@ -5,9 +5,10 @@
 
 mod common;
 
-use std::{fs, thread, time::Duration};
+use std::{fs, mem::MaybeUninit, thread, time::Duration};
 
-use common::{Trees, program};
+use common::{Trees, program, wait_until};
+use rustix::fs::inotify;
 use snaprig_ckpt_image::{
     image::{Header, Options},
     store::{Joined, Member as Image, Store},
@@ -317,6 +318,27 @@ fn a_supervisor_dies_when_a_full_connection_is_looked_at() {
             );
         }
     }
+}
+
+/// One that is being killed has closed its socket, and its lock is not free yet: whoever finds it so starts another one
+/// when it is.
+#[test]
+fn a_coordinator_that_has_not_quite_ended_has_a_successor() {
+    let mut trees = Trees::new();
+    let directory = trees.directory.path().join("job");
+    let job = JobDir::create(&directory, "job").unwrap();
+    let lock = job.claim().unwrap();
+    let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
+    let opened = inotify::init(flags).unwrap();
+    inotify::add_watch(&opened, job.path("lock"), inotify::WatchFlags::OPEN).unwrap();
+    trees.begin_launch("program", None, &["/bin/true"]);
+    let mut events = [MaybeUninit::uninit(); 4096];
+    let mut events = inotify::Reader::new(&opened, &mut events);
+    for which in ["the first one looks for the lock", "the next one does"] {
+        wait_until(which, || events.next().is_ok());
+    }
+    drop(lock);
+    assert_eq!(trees.ended(), [0], "{}", trees.output());
 }
 
 #[test]

@@ -34,6 +34,8 @@ use crate::{
 
 /// How long one that was started may take until it answers.
 const STARTING: Duration = Duration::from_secs(10);
+/// How long until another one is started for the first time; after that, twice as long.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// What a coordinator keeps.
 struct Keeper {
@@ -162,9 +164,14 @@ pub fn ensure(job: &Job) -> Result<Control> {
         .create(true)
         .open(&log)
         .map_err(failed)?;
-    detach(job, &to).map_err(failed)?;
     let begun = Instant::now();
+    let mut next = Duration::ZERO;
     loop {
+        // Once more after a while: one that is being killed may have closed its socket, and hold its lock still.
+        if begun.elapsed() >= next {
+            detach(job, &to).map_err(failed)?;
+            next = 2 * begun.elapsed() + AGAIN;
+        }
         match job.control() {
             Err(_) if begun.elapsed() < STARTING => thread::sleep(Duration::from_millis(5)),
             Err(error) => {

@@ -515,14 +515,19 @@ impl Trees {
 
     /// The same; its supervisor kills itself at a step.
     pub fn launch_to_die(&mut self, name: &str, at: Option<&str>, program: &[&str]) {
-        let mut arguments = vec!["launch-in", "job", name];
-        arguments.extend(program);
-        self.start(&[], at, &arguments);
+        self.begin_launch(name, at, program);
         let directory = self.directory.path().join("job/members").join(name);
         wait_until_or(
             || snaprig_supervisor::ask(&directory, Request::Status).is_ok(),
             || format!("{name} answers; {}", self.output()),
         );
+    }
+
+    /// The same, without waiting for it.
+    pub fn begin_launch(&mut self, name: &str, at: Option<&str>, program: &[&str]) {
+        let mut arguments = vec!["launch-in", "job", name];
+        arguments.extend(program);
+        self.start(&[], at, &arguments);
     }
 
     pub fn output(&self) -> String {
