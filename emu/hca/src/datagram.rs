@@ -192,7 +192,7 @@ impl<H: Host> Hca<'_, H> {
             if header.is_up(route.to_port)
                 && let Some((index, qp)) = self.memory.qp_numbered(route.to_qp, port.hca.get())
             {
-                self.wait_for_receive(index, qp);
+                self.wait_for_receive(qp);
                 self.receive_one(index, qp, packet);
             }
             return;

@@ -120,11 +120,11 @@ pub trait Host {
         let _ = (from_port, to_port);
         false
     }
-    /// A message that may be lost finds no receive at a queue pair, whose receives have been posted up to this count; so often
-    /// it has been looked for. Whether to look again, after a moment: a link without credits has packets wait (7.9), and a
-    /// receiver that has no processor would lose what one with a processor of its own takes.
-    fn is_patient(&self, to_qp: u32, posted: u32, looked: u32) -> bool {
-        let _ = (to_qp, posted, looked);
+    /// A message that may be lost finds no receive; so often it has looked for one. Whether to look again, after a moment: a link
+    /// without credits has packets wait (7.9), and a receiver that has no processor would lose what one with a processor of
+    /// its own takes.
+    fn is_patient(&self, looked: u32) -> bool {
+        let _ = looked;
         false
     }
     /// Takes a packet away, on a path that goes packet by packet.

@@ -402,7 +402,7 @@ impl<H: Host> Hca<'_, H> {
             && peer.transport() == expected_peer(packet.transport)
         {
             if !qp.is_reliable() && packet.body.takes_receive() {
-                self.wait_for_receive(to, peer);
+                self.wait_for_receive(peer);
             }
             self.receive_request(to, peer, packet, &mut |response| {
                 self.handle_response(index, qp, response);

@@ -469,9 +469,9 @@ impl<H: Host> Hca<'_, H> {
         Ok(Some((index, srq)))
     }
 
-    /// Has a message that may be lost wait for a receive, as long as the host is patient. The caller holds no lock of the queue
-    /// pair that it is for.
-    pub(crate) fn wait_for_receive(&self, index: u32, qp: &Qp) {
+    /// Has a message that may be lost wait for a receive, as long as the host is patient. Where one has been lost no other waits,
+    /// until there are more receives. The caller holds no lock of the queue pair that it is for.
+    pub(crate) fn wait_for_receive(&self, qp: &Qp) {
         let queue = match self.shared(qp, 0) {
             Ok(Some((_, srq))) => &srq.queue,
             Ok(None) => &qp.rq,
@@ -480,7 +480,8 @@ impl<H: Host> Hca<'_, H> {
         let mut looked = 0;
         while qp.state().receives()
             && !queue.has_waiting()
-            && self.host.is_patient(index, queue.posted.get(), looked)
+            && queue.starved.get() == 0
+            && self.host.is_patient(looked)
         {
             looked += 1;
         }
