@@ -64,6 +64,9 @@ pairs! {
         messages_for_xrc: "ibv_xsrq_pingpong", "-n 4000 -s COUNT", "-n 4000 -s COUNT 127.0.0.1", 1_200_000, [], "success";
         messages_for_xrc_on_another_model:
             "ibv_xsrq_pingpong", "-n 4000 -s COUNT", "-n 4000 -s COUNT 127.0.0.1", 1_200_000, ["--model", "B"], "success";
+        // None of them asks for a completion before the last one.
+        more_messages_than_another_model_has_room_for:
+            "ibv_xsrq_pingpong", "-n 16000 -s COUNT", "-n 16000 -s COUNT 127.0.0.1", 300_000, ["--model", "B"], "success";
         shared_receives_on_another_model:
             "ibv_srq_pingpong", "-c -n COUNT", "-c -n COUNT 127.0.0.1", 300_000, ["--model", "B"], "COUNT iters";
     }
@@ -239,6 +242,7 @@ objects! {
     long_inline_data_in_a_parent_domain: "inline", "full", 2;
     an_event_is_of_what_the_program_finds: "events", "full", 2;
     increments_have_what_peers_have_written: "ledger", "incremental", 4;
+    chains_that_another_model_has_no_room_for: "chains", "full", 2;
     what_peers_write_while_memory_is_copied_is_saved: "ledger", "background", 3;
 }
 

@@ -17,4 +17,6 @@ pub enum Canary {
     ReceivesLeft,
     /// Who stays where it is takes for nobody's what its peer, which has moved, sends before it has heard that.
     EarlyLost,
+    /// The program sees completions that were asked for to make room in a short send queue.
+    RoomTold,
 }

@@ -10,6 +10,8 @@
 //!        '------------------- phase ends for all -----------------'
 //!   forgets the messages that only their receiver told of
 //!
+//!   until all have quiesced, receives are lent to what would be lost without one
+//!
 //!   states:  working --all have come, all marks too--> drained
 //!               '------ patience is over, or a peer is not of this job --> refused, with its name
 //! ```
@@ -26,8 +28,9 @@ use crate::{
     Below, Canary, Name, Process,
     behind::Behind,
     cookie::{Cookie, Queue},
-    names::Receiver,
+    names::{Aliases, Receiver},
     queue_pair::{QueuePair, Service, Stage},
+    receives::Receives,
     sends::{Kind, Posted},
     serve::settle,
 };
@@ -113,6 +116,8 @@ pub struct Drain {
     receiving: Vec<Name>,
     marked: BTreeSet<u32>,
     looked: bool,
+    /// How senders of datagrams may be called otherwise.
+    aliases: Aliases,
 }
 
 /// What a process says once its program cannot post any more.
@@ -144,6 +149,82 @@ pub fn said_of_gone<S, R>(process: &Process<S, R>) -> Vec<Said> {
     all.collect()
 }
 
+/// Puts by what has completed. Queue pairs that have failed are new in `failed`.
+pub fn look<S, R>(
+    process: &mut Process<S, R>,
+    below: &mut impl Below<S, R>,
+    failed: &mut Vec<Failed>,
+) {
+    for cq in 0..process.cqs.len() as u32 {
+        if process.cq(cq).is_none() {
+            continue;
+        }
+        while let Some((came, completion)) = below.poll(cq) {
+            let place = came.qp;
+            let stage = |process: &mut Process<S, R>| Some(process.qp(place?)?.stage);
+            let before = stage(process);
+            settle(process, below, cq, (came, completion));
+            let Some(qp) = place.and_then(|place| process.qp(place)) else {
+                continue;
+            };
+            if before != Some(Stage::Failed) && qp.stage == Stage::Failed {
+                failed.push(Failed {
+                    name: qp.name,
+                    delivered: qp.sent.iter().collect(),
+                });
+            }
+        }
+    }
+}
+
+/// Where messages can come that are lost without a receive, sees to it that there are `count`: who sends them may not have quiesced yet, and the
+/// program does not post any more. `longest` is how long one may be. Whether there is any such queue pair.
+pub fn lend_ahead<S, R>(
+    process: &mut Process<S, R>,
+    below: &mut impl Below<S, R>,
+    count: u64,
+    longest: impl Fn(u32) -> u64,
+) -> Result<bool, Refusal> {
+    let all = process
+        .each_qp()
+        .filter(|(_, qp)| qp.service != Service::Reliable && qp.receives_messages());
+    let all: Vec<_> = all.map(|(place, qp)| (place, qp.name, qp.shared)).collect();
+    for (place, name, shared) in &all {
+        let queue = shared.map_or(Queue::Receives(*place), Queue::Shared);
+        let Some(receives) = process.receives(queue) else {
+            continue;
+        };
+        let missing = count.saturating_sub(receives.below());
+        lend_some(receives, below, (queue, longest(*place)), missing)
+            .map_err(|why| Refusal::Below(*name, why))?;
+    }
+    Ok(!all.is_empty())
+}
+
+/// Lends so many receives of so many bytes, or as many as there is room for: the rest, when those are taken.
+fn lend_some<S, R>(
+    receives: &mut Receives<R>,
+    below: &mut impl Below<S, R>,
+    (queue, bytes): (Queue, u64),
+    count: u64,
+) -> Result<(), String> {
+    for _ in 0..count {
+        let cookie = Cookie {
+            queue,
+            own: true,
+            number: receives.lend(),
+        };
+        let lent = below.lend(queue, bytes, cookie);
+        if lent != Ok(true) {
+            receives.unlend();
+        }
+        if !lent? {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// In order, to be searched.
 fn sorted(names: impl Iterator<Item = Name>) -> Vec<Name> {
     let mut all: Vec<_> = names.collect();
@@ -152,8 +233,13 @@ fn sorted(names: impl Iterator<Item = Name>) -> Vec<Name> {
 }
 
 impl Drain {
-    /// Begins, when all have quiesced: `all` is what all processes have said.
-    pub fn new<S, R>(process: &Process<S, R>, all: &[Said]) -> Result<Self, Refusal> {
+    /// Begins, when all have quiesced: `all` is what all processes have said. Others are called as all call them
+    /// ([`Process::rename`]).
+    pub fn new<S, R>(
+        process: &Process<S, R>,
+        all: &[Said],
+        aliases: Aliases,
+    ) -> Result<Self, Refusal> {
         // Of most of what others say nothing is about this process: that is to be passed over quickly.
         let own = sorted(process.each_qp().map(|(_, qp)| qp.name));
         let near = sorted(process.each_qp().map(|(_, qp)| qp.peer.unwrap_or(qp.name)));
@@ -201,6 +287,7 @@ impl Drain {
             receiving: sorted(receiving.into_iter()),
             marked: BTreeSet::new(),
             looked: false,
+            aliases,
         })
     }
 
@@ -263,23 +350,8 @@ impl Drain {
             if receives.below() > 0 {
                 continue;
             }
-            for _ in 0..messages {
-                let cookie = Cookie {
-                    queue,
-                    own: true,
-                    number: receives.lend(),
-                };
-                let lent = below.lend(queue, longest, cookie);
-                if lent != Ok(true) {
-                    receives.unlend();
-                }
-                match lent {
-                    Ok(true) => {}
-                    // The rest, when those are taken.
-                    Ok(false) => break,
-                    Err(why) => return Err(Refusal::Below(name, why)),
-                }
-            }
+            lend_some(receives, below, (queue, longest), messages)
+                .map_err(|why| Refusal::Below(name, why))?;
         }
         Ok(())
     }
@@ -323,27 +395,15 @@ impl Drain {
         below: &mut impl Below<S, R>,
         failed: &mut Vec<Failed>,
     ) {
-        for cq in 0..process.cqs.len() as u32 {
-            if process.cq(cq).is_none() {
-                continue;
+        let known = failed.len();
+        look(process, below, failed);
+        for qp in process.qps.iter_mut().flatten() {
+            if qp.service == Service::Datagram {
+                qp.rename(&self.aliases);
             }
-            while let Some((came, completion)) = below.poll(cq) {
-                let place = came.qp;
-                let stage = |process: &mut Process<S, R>| Some(process.qp(place?)?.stage);
-                let before = stage(process);
-                settle(process, below, cq, (came, completion));
-                let Some(qp) = place.and_then(|place| process.qp(place)) else {
-                    continue;
-                };
-                if before != Some(Stage::Failed) && qp.stage == Stage::Failed {
-                    let new = Failed {
-                        name: qp.name,
-                        delivered: qp.sent.iter().collect(),
-                    };
-                    self.failed(&new);
-                    failed.push(new);
-                }
-            }
+        }
+        for new in &failed[known..] {
+            self.failed(new);
         }
     }
 
@@ -491,7 +551,7 @@ mod tests {
     #[test]
     fn a_peer_that_nobody_knows_is_a_stranger() {
         let own = process(OWN, PEER);
-        let drain = Drain::new(&own, &said(&own));
+        let drain = Drain::new(&own, &said(&own), Aliases::default());
         assert_eq!(drain.err(), Some(Refusal::Stranger(OWN, PEER)));
     }
 
@@ -501,7 +561,7 @@ mod tests {
         other.destroyed(0);
         assert!(other.qps[0].is_none());
         let told = [said(&own), said(&other), said_of_gone(&other)].concat();
-        let drain = Drain::new(&own, &told).expect("it is of the job");
+        let drain = Drain::new(&own, &told, Aliases::default()).expect("it is of the job");
         assert_eq!(drain.missing(&own), None);
     }
 
@@ -509,10 +569,10 @@ mod tests {
     fn a_peer_of_an_earlier_checkpoint_may_have_ended() {
         let (mut own, other) = (process(OWN, PEER), process(PEER, OWN));
         let both = [said(&own), said(&other)].concat();
-        Drain::new(&own, &both)
+        Drain::new(&own, &both, Aliases::default())
             .expect("it is there")
             .finish(&mut own);
-        let drain = Drain::new(&own, &said(&own)).expect("it was of the job");
+        let drain = Drain::new(&own, &said(&own), Aliases::default()).expect("it was of the job");
         assert_eq!(drain.missing(&own), None);
         own.fail_alone(&crate::Names::default());
         assert_eq!(own.qps[0].as_ref().map(|qp| qp.stage), Some(Stage::Failed));

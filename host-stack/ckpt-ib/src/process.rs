@@ -7,6 +7,7 @@ use crate::{
     behind::Behind,
     completions::{Completions, SUCCESS},
     cookie::{Cookie, Queue},
+    names::Aliases,
     queue_pair::QueuePair,
     receives::Receives,
 };
@@ -92,6 +93,13 @@ impl<S, R> Process<S, R> {
         placed.filter_map(|(place, qp)| Some((place, qp.as_ref()?)))
     }
 
+    /// Others are called as all call them.
+    pub fn rename(&mut self, aliases: &Aliases) {
+        for qp in self.qps.iter_mut().flatten() {
+            qp.rename(aliases);
+        }
+    }
+
     /// A queue pair is destroyed.
     pub fn destroyed(&mut self, place: u32) {
         let slot = self.qps.get_mut(place as usize);
@@ -140,12 +148,16 @@ impl<S, R> Process<S, R> {
     pub fn completed(&mut self, came: Came) -> Whose {
         let number = came.cookie.number;
         let wr_id = match came.cookie.queue {
-            Queue::Sends(place) => self.qp(place).and_then(|pair| {
-                if came.status != SUCCESS {
-                    pair.fail(Some(number));
-                }
-                pair.sends.completed(number)
-            }),
+            Queue::Sends(place) => {
+                let tells = self.canary == Some(Canary::RoomTold);
+                self.qp(place).and_then(|pair| {
+                    let has_failed = came.status != SUCCESS;
+                    if has_failed {
+                        pair.fail(Some(number));
+                    }
+                    pair.sends.completed(number, has_failed || tells)
+                })
+            }
             Queue::Receives(place) => {
                 let Some(pair) = self.qp(place) else {
                     return Whose::Nobody;

@@ -143,6 +143,20 @@ impl<S, R> QueuePair<S, R> {
         }
     }
 
+    /// There is another queue below, which takes so many requests at once, or as many as the program's. Those that it has no room
+    /// for wait; nobody has carried them out.
+    pub fn limit_sends(&mut self, room: Option<usize>) {
+        let over = self.sends.limit(room);
+        let Some(peer) = self.peer else { return };
+        let withdrawn = self.sends.held().take(over);
+        let receivers: Vec<_> = withdrawn
+            .filter_map(|posted| posted.kind.receiver(peer))
+            .collect();
+        for receiver in receivers {
+            self.uncount_sent(receiver);
+        }
+    }
+
     /// A receive has completed: with a message, or because the queue pair has failed.
     #[inline]
     pub(crate) fn took(&mut self, came: &Came) {

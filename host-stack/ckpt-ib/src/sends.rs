@@ -10,6 +10,9 @@
 //!
 //! What is posted while the program has its send queue drained (SQD) waits here until it has it go on. So a checkpoint can let
 //! what is below come to its end, and carries out nothing that the program holds back.
+//!
+//! So does what the queue below has no room for: the HCA of a restart may have shorter ones. There, room is made by completions
+//! that nobody but this log has asked for: of every so many requests one has one, and the program does not see it.
 
 use crate::{Name, names::Receiver, ring::Ring};
 
@@ -60,6 +63,11 @@ pub struct Sends<S> {
     log: Ring<Posted<S>>,
     /// The last ones of them, which are not below.
     held: usize,
+    /// How many fit below.
+    room: usize,
+    /// Where there is less room than the program has: all before this number have left the queue below. What is known to be done
+    /// by other ways than its completion has not.
+    left: u64,
     /// The number of the first in the log.
     first: u64,
 }
@@ -69,6 +77,8 @@ impl<S> Default for Sends<S> {
         Self {
             log: Ring::default(),
             held: 0,
+            room: usize::MAX,
+            left: 0,
             first: 0,
         }
     }
@@ -110,17 +120,67 @@ impl<S> Sends<S> {
         self.held += 1;
     }
 
-    /// Whether any is held: then what is posted next is to be held, too.
+    /// Whether what is posted next is to be held: others are, or there is no room for it.
+    #[inline]
     pub fn is_holding(&self) -> bool {
+        self.held > 0 || self.is_full()
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.is_short() && self.next_number() - self.left >= self.room as u64
+    }
+
+    /// Whether any is held.
+    pub fn has_held(&self) -> bool {
         self.held > 0
     }
 
-    /// The next one that was held is to go below, with this number.
+    /// Whether the queue below is shorter than the program's.
+    #[inline]
+    pub fn is_short(&self) -> bool {
+        self.room != usize::MAX
+    }
+
+    /// The queue below takes so many at once, or as many as the program's. How many that were below are held now.
+    pub(crate) fn limit(&mut self, room: Option<usize>) -> usize {
+        self.room = room.map_or(usize::MAX, |room| room.max(1));
+        self.left = self.first;
+        let over = self.below().saturating_sub(self.room);
+        self.held += over;
+        over
+    }
+
+    /// Whether a request is to complete with an entry below, whatever the program wants: it makes room.
+    #[inline]
+    pub fn asks(&self, number: u64) -> bool {
+        self.is_short() && number.is_multiple_of((self.room as u64 / 2).max(1))
+    }
+
+    /// The next one that was held is to go below, with this number; none if there is no room.
     pub fn release(&mut self) -> Option<(u64, &Posted<S>)> {
-        let at = self.log.len().checked_sub(self.held)?;
+        if self.is_full() {
+            return None;
+        }
+        let at = self.below();
         let posted = self.log.get(at)?;
         self.held -= 1;
         Some((self.first + at as u64, posted))
+    }
+
+    /// How many there are, those that are held too.
+    pub fn len(&self) -> usize {
+        self.log.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Those that are held, in order.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &Posted<S>> {
+        (self.below()..self.log.len()).filter_map(|place| self.log.get(place))
     }
 
     /// The last one that was posted was not taken below after all.
@@ -134,15 +194,19 @@ impl<S> Sends<S> {
         self.log.pop();
     }
 
-    /// A completion has come: that request, and all before it, are done. The program's name for it; none if it is not in the log, or
-    /// a mark.
+    /// A completion has come: that request, and all before it, are done. The program's name for it; none if it is not in the log,
+    /// a mark, or one that the program has not asked for, unless it has `failed`: of that, everybody hears.
     #[inline]
-    pub fn completed(&mut self, number: u64) -> Option<u64> {
+    pub fn completed(&mut self, number: u64, failed: bool) -> Option<u64> {
+        if self.is_short() {
+            self.left = self.left.max(number + 1).min(self.next_number());
+        }
         let count = number.checked_sub(self.first)?;
         if count >= self.below() as u64 {
             return None;
         }
-        let wr_id = self.log.get(count as usize)?.wr_id;
+        let posted = self.log.get(count as usize)?;
+        let wr_id = posted.wr_id.filter(|_| posted.signaled || failed);
         self.first = number + 1;
         self.log.skip(count as usize + 1);
         wr_id
@@ -165,6 +229,7 @@ impl<S> Sends<S> {
     pub fn clear(&mut self) {
         self.held = 0;
         self.settle();
+        self.left = self.first;
     }
 
     /// What is below and not known to be done, with numbers, in order.
@@ -223,11 +288,11 @@ mod tests {
         let second = sends.post(posted(7, Kind::Message, true));
         let third = sends.post(posted(9, Kind::Silent, false));
         assert!(sends.awaits_completion());
-        assert_eq!(sends.completed(second), Some(7));
-        assert!(sends.completed(first).is_none(), "once");
+        assert_eq!(sends.completed(second, false), Some(7));
+        assert!(sends.completed(first, false).is_none(), "once");
         assert!(!sends.awaits_completion());
         assert_eq!(sends.to_mark().and_then(|posted| posted.wr_id), Some(9));
-        assert!(sends.completed(third + 1).is_none(), "there is none");
+        assert!(sends.completed(third + 1, false).is_none(), "there is none");
         sends.settle();
         assert!(sends.is_settled());
         assert_eq!(sends.post(posted(1, Kind::Local, true)), third + 1);
@@ -240,7 +305,10 @@ mod tests {
         sends.hold(posted(2, Kind::Silent, true));
         sends.hold(posted(3, Kind::Message, true));
         assert!(!sends.awaits_completion());
-        assert!(sends.completed(first + 1).is_none(), "it is not below");
+        assert!(
+            sends.completed(first + 1, false).is_none(),
+            "it is not below"
+        );
         sends.settle();
         assert!(sends.is_settled());
         sends.post(posted(5, Kind::Local, true));
@@ -253,8 +321,37 @@ mod tests {
             .release()
             .map(|(number, posted)| (number, posted.wr_id));
         assert_eq!(released, Some((first + 2, Some(2))));
-        assert!(sends.awaits_completion() && sends.completed(first + 2).is_some());
+        assert!(sends.awaits_completion() && sends.completed(first + 2, false).is_some());
         assert_eq!(sends.release().map(|(number, _)| number), Some(first + 3));
         assert!(sends.release().is_none());
+    }
+
+    #[test]
+    fn what_a_shorter_queue_has_no_room_for_is_held() {
+        let mut sends = Sends::default();
+        for wr_id in 0..6 {
+            sends.post(posted(wr_id, Kind::Message, false));
+        }
+        assert_eq!(sends.limit(Some(4)), 2);
+        assert_eq!(sends.held().count(), 2);
+        assert!(sends.is_holding() && sends.release().is_none());
+        let asked: Vec<u64> = (0..8).filter(|number| sends.asks(*number)).collect();
+        assert_eq!(asked, [0, 2, 4, 6]);
+        assert_eq!(sends.completed(2, false), None, "nobody wants to know");
+        let mut released = || Some(sends.release()?.0);
+        assert_eq!(
+            [released(), released(), released()],
+            [Some(4), Some(5), None]
+        );
+        assert_eq!(sends.completed(3, true), Some(3), "it has failed");
+        sends.settle();
+        for wr_id in 6..8 {
+            sends.post(posted(wr_id, Kind::Message, false));
+        }
+        assert!(sends.is_holding(), "those that are done are below still");
+        assert_eq!(sends.completed(4, false), None, "that is known");
+        assert!(!sends.is_holding());
+        assert_eq!(sends.limit(None), 0);
+        assert!(!sends.is_holding() && !sends.asks(4));
     }
 }

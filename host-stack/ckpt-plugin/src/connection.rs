@@ -12,10 +12,12 @@ use std::{
     },
     path::Path,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use rustix::{
     buffer::spare_capacity,
+    event::{PollFd, PollFlags, Timespec, poll},
     net::{RecvFlags, SendFlags, Shutdown, SocketFlags},
 };
 use serde::Serialize;
@@ -97,6 +99,18 @@ impl Connection {
                 Err(_) => return None,
             }
         }
+    }
+
+    /// Waits so long for a message, or for the supervisor to go; whether it was in vain.
+    pub fn is_silent(&self, patience: Duration) -> bool {
+        let socket = self.socket();
+        let mut entry = [PollFd::new(&*socket, PollFlags::IN)];
+        let patience = Timespec {
+            tv_sec: patience.as_secs() as i64,
+            tv_nsec: patience.subsec_nanos().into(),
+        };
+        // EINTR: it is asked again at once.
+        !matches!(poll(&mut entry, Some(&patience)), Ok(1..))
     }
 
     /// Whether the supervisor has gone.

@@ -91,6 +91,7 @@ use self::message::NAME_MAX;
 pub use self::{
     event::Event,
     phase::{Part, Phase, Phases},
+    process::without_signals,
 };
 
 /// How long a plugin may take if it does not say.
@@ -115,6 +116,13 @@ pub trait Plugin: Send + Sync {
     fn quiesce(&self, event: &mut Event) -> Result<(), String> {
         let _ = event;
         Ok(())
+    }
+
+    /// It has quiesced, or drained, and others have not yet: what it does meanwhile for them, and how long until it is asked
+    /// again; `None`: not before all have.
+    fn meanwhile(&self, phase: Phase) -> Option<Duration> {
+        let _ = phase;
+        None
     }
 
     /// Everybody has quiesced. After an error, [`Plugin::resume`] is called if it has passed an earlier phase; what this

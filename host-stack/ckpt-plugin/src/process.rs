@@ -200,8 +200,8 @@ impl State {
     }
 }
 
-/// Signals are for the program's own threads.
-fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+/// Begins a thread of a plugin's in `work`: signals are for the program's own threads, and the new one has none.
+pub fn without_signals<T>(work: impl FnOnce() -> T) -> T {
     // SAFETY: all three sets are this function's own, and each is written to by sigfillset or pthread_sigmask before it
     // is read.
     unsafe {
@@ -264,11 +264,15 @@ fn serve(id: u32, own: &Connection) {
                     }
                     Err(reason) => (Some(reason), Vec::new()),
                 };
+                let has_passed = refusal.is_none();
                 own.send(&ToSupervisor::Done {
                     serial,
                     refusal,
                     published,
                 });
+                if has_passed {
+                    wait_for_others(id, phase, own);
+                }
             }
             ToPlugin::Answer(_) => {}
         }
@@ -287,6 +291,20 @@ fn serve(id: u32, own: &Connection) {
         }
     }
     CHANGED.notify_all();
+}
+
+/// What a plugin does for those who have not passed a phase yet.
+fn wait_for_others(id: u32, phase: Phase, own: &Connection) {
+    if !matches!(phase, Phase::Quiesce | Phase::Drain) {
+        return;
+    }
+    let Some(plugin) = lock().plugins.get(&id).map(|entry| entry.plugin.clone()) else {
+        return;
+    };
+    let meanwhile = || catch_unwind(AssertUnwindSafe(|| plugin.meanwhile(phase)));
+    while let Ok(Some(pause)) = meanwhile()
+        && own.is_silent(pause)
+    {}
 }
 
 /// If it waits, it goes on without a supervisor, after those with higher order values.

@@ -45,6 +45,7 @@ struct NewQp {
     ours: *mut Qp,
     real: *mut ibv_qp,
     inline: u32,
+    sends: Option<u32>,
 }
 
 /// A window of type 2, which is bound by one of those queue pairs.
@@ -114,7 +115,7 @@ impl Beside {
                 let (init, granted) = ((*ours).init, (*ours).granted);
                 let context = Context::of((*ours).ex.qp_base.context);
                 let made = qp::create_below(real, context, ours, &init);
-                let inline = mem::replace(&mut (*ours).granted, granted).max_inline_data;
+                let below = mem::replace(&mut (*ours).granted, granted);
                 if made.is_null() {
                     return Err(failed(
                         "a queue pair cannot be made beside the one that there is",
@@ -124,7 +125,8 @@ impl Beside {
                 self.qps.push(NewQp {
                     ours,
                     real: made,
-                    inline,
+                    inline: below.max_inline_data,
+                    sends: qp::sends_max(&below, &granted),
                 });
             }
             self.make_windows(state)?;
@@ -328,6 +330,7 @@ impl Beside {
             unsafe {
                 ptr::swap(&raw mut (*new.ours).real, &raw mut new.real);
                 ptr::swap(&raw mut (*new.ours).inline_below, &raw mut new.inline);
+                ptr::swap(&raw mut (*new.ours).sends_below, &raw mut new.sends);
             }
         }
         for new in &mut self.mws {

@@ -56,6 +56,7 @@ mod plugin;
 mod post;
 mod qp;
 mod rebuild;
+mod room;
 mod srq;
 mod state;
 mod windows;

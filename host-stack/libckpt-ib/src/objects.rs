@@ -190,6 +190,8 @@ pub struct Qp {
     pub granted: ibv_qp_cap,
     /// Bytes of inline data that the one below takes.
     pub inline_below: u32,
+    /// How many requests it takes, if those are fewer than the program may post.
+    pub sends_below: Option<u32>,
     pub copies: Copies,
     /// What it has modified, and which of it (`enum ibv_qp_attr_mask`).
     pub attr: ibv_qp_attr,

@@ -2,8 +2,8 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeSet,
-    mem::zeroed,
+    collections::{BTreeMap, BTreeSet},
+    mem::{self, zeroed},
     os::unix::ffi::OsStrExt,
     ptr,
     sync::{Arc, Once},
@@ -12,16 +12,16 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
-    Name,
+    Name, Process,
     cookie::Queue,
-    drain::{Drain, Failed, said, said_of_gone},
+    drain::{Drain, Failed, lend_ahead, look, said, said_of_gone},
     moves::made_again,
     names::Aliases,
     queue_pair::Service,
     serve::serve,
     told::{Near, Told, Unreadable},
 };
-use snaprig_ckpt_plugin::{Event, Options, Part, Plugin, is_supervised};
+use snaprig_ckpt_plugin::{Event, Options, Part, Phase, Plugin, is_supervised};
 use snaprig_verbs_abi::*;
 
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
     owned,
     real::{choose, real},
     rebuild::{self, Made},
-    state::{Closed, State, close, watch_forks},
+    state::{Closed, Receive, Request, State, close, watch_forks},
 };
 
 /// What plugins of this kind are called.
@@ -45,6 +45,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 /// How long what may be lost is waited for.
 const UNRELIABLE_MAX: Duration = Duration::from_millis(50);
+/// So many receives are there for messages that would be lost without one. Their senders wait for more as long as a fabric of
+/// ours is patient.
+const AHEAD: u64 = 64;
+/// The longest datagram: the largest MTU.
+const DATAGRAM_MAX: u64 = 4096;
 /// How often a drain asks whether queue pairs of others have failed; that is also how it hears that the round is given up.
 const ASK_EVERY: Duration = Duration::from_millis(2);
 /// How long a drain rests that has found nothing new.
@@ -67,6 +72,10 @@ struct Held {
     state: Closed,
     /// This process's name on the board.
     id: u64,
+    /// How long messages may be that are lost without a receive, by queue pair.
+    longest: BTreeMap<u32, u64>,
+    /// Queue pairs that have failed since it has quiesced, and of which nobody has been told.
+    failed: Vec<Failed>,
     drain: Option<Drain>,
     /// Queue pairs that move to elsewhere, of others.
     moved: BTreeSet<Name>,
@@ -143,6 +152,19 @@ unsafe fn look_around(state: &mut State) {
     }
 }
 
+/// How long messages may be that are lost without a receive.
+fn longest(process: &Process<Request, Receive>) -> BTreeMap<u32, u64> {
+    let unreliable = process
+        .each_qp()
+        .filter(|(_, pair)| pair.service != Service::Reliable);
+    let longest = unreliable.map(|(place, pair)| {
+        let bytes = |list: &Receive| list.iter().map(|part| u64::from(part.length)).sum();
+        let receives = pair.receives.outstanding().map(|(_, list)| bytes(list));
+        (place, receives.max().unwrap_or(0).max(DATAGRAM_MAX))
+    });
+    longest.collect()
+}
+
 /// What else the ports of this process are called.
 fn aliases(state: &State) -> Vec<(u64, u64)> {
     let mut all = Vec::new();
@@ -214,9 +236,7 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     }
     let aliases = Aliases::new(all.iter().flat_map(|one| one.aliases.iter().copied()));
     let State { process, things } = &mut *held.state;
-    for qp in process.qps.iter_mut().flatten() {
-        qp.rename(&aliases);
-    }
+    process.rename(&aliases);
     let near = Near::of(process);
     let mut said = Vec::new();
     for told in all.iter().flat_map(|one| [&one.queue_pairs, &one.gone]) {
@@ -224,14 +244,15 @@ fn begin_drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     }
     let peers = process.qps.iter().map(|qp| qp.as_ref()?.peer);
     things.peers = peers.collect();
-    Drain::new(process, &said).map_err(|refusal| refusal.to_string())
+    Drain::new(process, &said, aliases).map_err(|refusal| refusal.to_string())
 }
 
 fn drain(held: &mut Held, event: &Event<'_>) -> Result<Drain, String> {
     let mut drain = begin_drain(held, event)?;
     let begun = Instant::now();
     let (mut asked, mut told) = (begun, 0u64);
-    let mut failed = Vec::new();
+    let mut failed = mem::take(&mut held.failed);
+    failed.iter().for_each(|one| drain.failed(one));
     let State { process, things } = &mut *held.state;
     drain.look(process, things, &mut failed);
     // SAFETY: the lock is held.
@@ -287,14 +308,40 @@ impl Plugin for Verbs {
             moves: event.part() == Part::Moves,
         };
         board::publish_last(event, "quiesced", id, &quiesced)?;
+        let longest = longest(&state.process);
         HELD.set(Some(Held {
             state,
             id,
+            longest,
+            failed: Vec::new(),
             drain: None,
             moved: BTreeSet::new(),
             beside: None,
         }));
         Ok(())
+    }
+
+    fn meanwhile(&self, phase: Phase) -> Option<Duration> {
+        if phase != Phase::Quiesce {
+            return None;
+        }
+        let is_needed = with(|held| {
+            let Held {
+                state,
+                longest,
+                failed,
+                ..
+            } = held;
+            if longest.is_empty() {
+                return Ok(false);
+            }
+            let State { process, things } = &mut **state;
+            look(process, things, failed);
+            let bytes = |place| longest.get(&place).copied().unwrap_or(DATAGRAM_MAX);
+            lend_ahead(process, things, AHEAD, bytes).map_err(|why| why.to_string())
+        });
+        // Without receives they are lost, as anywhere.
+        is_needed.unwrap_or(false).then_some(REST)
     }
 
     fn drain(&self, event: &mut Event<'_>) -> Result<(), String> {

@@ -11,7 +11,7 @@ use snaprig_ckpt_ib::{
     names::Receiver,
     queue_pair::{QueuePair, Service, Stage},
     receives::Fate,
-    sends::{Kind, Posted},
+    sends::{Kind, Posted, Sends},
 };
 use snaprig_verbs_abi::*;
 
@@ -21,6 +21,7 @@ use crate::{
     copies::{copy, is_needed},
     event::ring,
     objects::{Ah, Context, Qp, Shadow, Srq},
+    room,
     state::{Chain, Receive, Request, State, Things, elements, lock},
     windows::post_type_1,
 };
@@ -158,14 +159,89 @@ pub unsafe fn post_chain(
     qp: &mut Qp,
     first: *mut ibv_send_wr,
 ) -> (usize, c_int) {
+    let Some(pair) = state.process.qp(qp.place) else {
+        return (0, libc::EINVAL);
+    };
+    // SAFETY: the caller says that everything is alive.
+    unsafe {
+        match is_holding(pair) || pair.sends.is_short() {
+            true => post_or_hold(state, qp, first),
+            false => post_some(state, qp, first, usize::MAX),
+        }
+    }
+}
+
+/// The same, where some are held.
+///
+/// # Safety
+/// As for [`post_chain`].
+#[cold]
+unsafe fn post_or_hold(
+    state: &mut State,
+    qp: &mut Qp,
+    mut next: *mut ibv_send_wr,
+) -> (usize, c_int) {
+    let mut taken = 0;
+    // SAFETY: ibv_post_send(3): each request is followed by another one or none.
+    while let Some(wr) = unsafe { next.as_mut() } {
+        next = wr.next;
+        // SAFETY: the caller says that everything is alive.
+        let failed = unsafe { post_or_hold_one(state, qp, wr) };
+        if failed != 0 {
+            return (taken, failed);
+        }
+        taken += 1;
+    }
+    (taken, 0)
+}
+
+/// # Safety
+/// As for [`post_chain`].
+unsafe fn post_or_hold_one(state: &mut State, qp: &mut Qp, wr: &mut ibv_send_wr) -> c_int {
+    let Some(pair) = state.process.qp(qp.place) else {
+        return libc::EINVAL;
+    };
+    if !is_holding(pair) {
+        // SAFETY: the caller says that everything is alive.
+        return unsafe { post_some(state, qp, wr, 1).1 };
+    }
+    let mut posted = Posted::default();
+    let kind = kind_of_request(qp, wr);
+    // SAFETY: the caller says so.
+    unsafe { set(&mut posted, qp, wr, kind) };
+    hold(state, qp, posted)
+}
+
+/// A request is posted that is not to go below yet.
+pub fn hold(state: &mut State, qp: &Qp, posted: Posted<Request>) -> c_int {
+    let Some(pair) = state.process.qp(qp.place) else {
+        return libc::EINVAL;
+    };
+    if pair.sends.len() >= qp.granted.max_send_wr as usize {
+        return libc::ENOMEM;
+    }
+    pair.sends.hold(posted);
+    if room::waits(pair) {
+        room::see_to(state);
+    }
+    0
+}
+
+/// Posts the first ones of a chain below, `most` at most: how many were taken, and why no more.
+///
+/// # Safety
+/// As for [`post_chain`].
+#[inline]
+unsafe fn post_some(
+    state: &mut State,
+    qp: &mut Qp,
+    first: *mut ibv_send_wr,
+    most: usize,
+) -> (usize, c_int) {
     let State { process, things } = state;
     let Some(pair) = process.qp(qp.place) else {
         return (0, libc::EINVAL);
     };
-    if is_holding(pair) {
-        // SAFETY: the caller says that everything is alive.
-        return (unsafe { hold_chain(pair, qp, first) }, 0);
-    }
     let ends = (pair.service, pair.peer);
     let mut has_local = false;
     let first_number = pair.sends.next_number();
@@ -175,7 +251,9 @@ pub unsafe fn post_chain(
     // SAFETY: ibv_post_send(3): each request is followed by another one or none. Their lists are read here, and by the
     // libibverbs below in this call.
     unsafe {
-        while let Some(wr) = next.as_ref() {
+        while let Some(wr) = next.as_ref()
+            && chain.requests.len() < most
+        {
             next = wr.next;
             let kind = kind_of_request(qp, wr);
             has_local |= kind == Kind::Local;
@@ -183,6 +261,7 @@ pub unsafe fn post_chain(
                 pair.count_sent(to);
             }
             let done = pair.sends.done();
+            let asks = pair.sends.asks(pair.sends.next_number());
             let (number, posted) = pair.sends.post_into();
             set(posted, qp, wr, kind);
             let cookie = Cookie {
@@ -192,6 +271,9 @@ pub unsafe fn post_chain(
             };
             let real = chain.push(wr);
             things.make_real(qp, ends.1, cookie, real);
+            if asks {
+                real.send_flags |= IBV_SEND_SIGNALED;
+            }
             if things.restarts > 0 {
                 let list = match posted.request.inline() {
                     // Without memory for a copy, the HCA below refuses it.
@@ -233,30 +315,6 @@ unsafe fn set(posted: &mut Posted<Request>, qp: &mut Qp, wr: &ibv_send_wr, kind:
     // SAFETY: the caller says that it is as the program posts it.
     posted.length = unsafe { posted.request.set(wr) };
     qp.longest = qp.longest.max(posted.length);
-}
-
-/// What the program posts while its send queue is drained; how many requests that is.
-///
-/// # Safety
-/// As for [`post_chain`].
-#[cold]
-unsafe fn hold_chain(
-    pair: &mut QueuePair<Request, Receive>,
-    qp: &mut Qp,
-    mut next: *mut ibv_send_wr,
-) -> usize {
-    let mut held = 0;
-    // SAFETY: ibv_post_send(3): each request is followed by another one or none.
-    while let Some(wr) = unsafe { next.as_ref() } {
-        next = wr.next;
-        let mut posted = Posted::default();
-        let kind = kind_of_request(qp, wr);
-        // SAFETY: the caller says so.
-        unsafe { set(&mut posted, qp, wr, kind) };
-        pair.sends.hold(posted);
-        held += 1;
-    }
-    held
 }
 
 /// Posts what a chain is below: how many were taken, and why no more. The log has no others.
@@ -309,7 +367,7 @@ unsafe fn post_below(
     (refused, failed)
 }
 
-/// What was held goes below, if the queue pair sends again.
+/// What was held goes below, if the queue pair sends again; what there is no room for, when there is.
 ///
 /// # Safety
 /// The queue pair is the program's, and alive.
@@ -321,18 +379,21 @@ pub unsafe fn release(state: &mut State, qp: &mut Qp) {
         if pair.stage == Stage::Holds {
             return;
         }
-        let (peer, done) = (pair.peer, pair.sends.done());
         let Some((number, posted)) = pair.sends.release() else {
+            if room::waits(pair) {
+                room::see_to(state);
+            }
             return;
         };
         let (request, kind) = (posted.request.clone(), posted.kind);
+        let (peer, at) = (pair.peer, At::of(&pair.sends, number));
         // SAFETY: an address handle is alive until the request completes.
         if let Some(to) = unsafe { receiver((pair.service, peer), kind, &request.wr) } {
             pair.count_sent(to);
         }
         // SAFETY: the queue pair is alive, and what its requests name must be until they complete.
         unsafe {
-            post_again(&state.things, qp, peer, &request, (number, done));
+            post_again(&state.things, qp, peer, &request, at);
             if kind == Kind::Local {
                 state.things.local_posted(qp, &request.wr, number);
             }
@@ -340,7 +401,27 @@ pub unsafe fn release(state: &mut State, qp: &mut Qp) {
     }
 }
 
-/// Posts a request that is in the log with this number; all before `done` are. One that is not taken is as one that fails: nobody hears of it.
+/// Where a request is in the log of its queue.
+#[derive(Clone, Copy)]
+pub struct At {
+    number: u64,
+    /// All before this one are done.
+    done: u64,
+    /// It is to complete with an entry, whatever the program wants.
+    asks: bool,
+}
+
+impl At {
+    pub fn of(sends: &Sends<Request>, number: u64) -> Self {
+        Self {
+            number,
+            done: sends.done(),
+            asks: sends.asks(number),
+        }
+    }
+}
+
+/// Posts a request that is in the log. One that is not taken is as one that fails: nobody hears of it.
 ///
 /// # Safety
 /// The queue pair is the program's, and alive; so is what the request names.
@@ -349,24 +430,27 @@ pub unsafe fn post_again(
     qp: &mut Qp,
     peer: Option<Name>,
     request: &Request,
-    (number, done): (u64, u64),
+    at: At,
 ) -> c_int {
     let cookie = Cookie {
         queue: Queue::Sends(qp.place),
         own: false,
-        number,
+        number: at.number,
     };
+    let mut real = request.wr;
+    if at.asks {
+        real.send_flags |= IBV_SEND_SIGNALED;
+    }
     // SAFETY: the caller says that everything is alive. Inline data is read in this call.
     unsafe {
-        if let Some(posted) = post_type_1(qp, &request.wr, cookie) {
+        if let Some(posted) = post_type_1(qp, &real, cookie) {
             return posted;
         }
         let context = Context::of(qp.ex.qp_base.context);
-        let mut real = request.wr;
         things.make_real(qp, peer, cookie, &mut real);
         let mut list = match request.inline() {
             Some(data) if is_needed(qp, data.len()) => {
-                match copy(qp, (number, done), data, &mut real) {
+                match copy(qp, (at.number, at.done), data, &mut real) {
                     Ok(list) => list,
                     Err(errno) => return errno,
                 }

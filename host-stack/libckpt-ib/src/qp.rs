@@ -28,6 +28,12 @@ const NUMBERS_TRIED_MAX: usize = 1 << 12;
 /// One more than the program asks for: for what tells a drain that silent requests are done.
 const MARKS: u32 = 1;
 
+/// How many of the program's requests the queue `below` takes, if those are fewer than the program may post.
+pub fn sends_max(below: &ibv_qp_cap, granted: &ibv_qp_cap) -> Option<u32> {
+    let is_short = below.max_send_wr < granted.max_send_wr;
+    is_short.then(|| below.max_send_wr.saturating_sub(MARKS))
+}
+
 /// Makes a queue pair below, for the program's; with how it was made there.
 ///
 /// # Safety
@@ -263,6 +269,7 @@ pub fn new(is_extended: bool) -> *mut Qp {
             init: zeroed(),
             granted: zeroed(),
             inline_below: 0,
+            sends_below: None,
             copies: Copies::default(),
             attr: zeroed(),
             mask: 0,

@@ -6,7 +6,7 @@
 //!   refill     posts requests that nobody has carried out; arms
 //! ```
 
-use std::mem::zeroed;
+use std::mem::{self, zeroed};
 
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_ib::{
@@ -25,16 +25,19 @@ use crate::{
     cq, domains,
     event::Gate,
     memory::{Range, register},
-    objects::{Channel, Context, Device, Pd, Qp, Scratch, Shadow, XrcSrq},
+    objects::{Channel, Context, Cq, Device, Pd, Qp, Scratch, Shadow, XrcSrq},
     plugin::{receive_queues, serve_all},
-    post::post_again,
+    post::{At, post_again, release},
     qp,
     real::{Real, errno, real},
     srq,
-    state::{State, Things},
+    state::{State, Things, get},
     windows, xrc,
 };
 
+/// Entries of completions that nobody but the log of a short send queue asks for: of each half of it one, and of what begins
+/// before and ends behind ([`snaprig_ckpt_ib::sends`]).
+const ASKED_MAX: u32 = 3;
 /// What stands in for memory that is not there any more.
 const PAGE_BYTES: u64 = 4096;
 
@@ -254,9 +257,30 @@ unsafe fn make_channel(real: &Real, channel: &mut Channel) -> Result<(), String>
     }
 }
 
+/// The completion queues of send queues that will be shorter below than they are, each once a send queue.
+///
+/// # Safety
+/// What is in the tables is alive, and contexts are open below.
+unsafe fn asked_for(things: &Things) -> Vec<u32> {
+    let mut asked = Vec::new();
+    for qp in things.qps.iter().filter(|qp| !qp.is_null()) {
+        // SAFETY: the caller says so.
+        unsafe {
+            let base = &(**qp).ex.qp_base;
+            let device = Context::of(base.context).device_below();
+            let takes = device.map_or(u32::MAX, |device| device.max_qp_wr as u32);
+            if takes < (**qp).granted.max_send_wr && !base.send_cq.is_null() {
+                asked.push(Cq::of(base.send_cq).place);
+            }
+        }
+    }
+    asked
+}
+
 unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
     // SAFETY: what is in the tables is alive, and contexts, channels and domains are made.
     unsafe {
+        let asked = asked_for(things);
         for cq in things.cqs.iter().filter(|cq| !cq.is_null()) {
             let ours = &mut **cq;
             let context = Context::of(ours.ex.context);
@@ -265,6 +289,7 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
                 false => Channel::of(ours.ex.channel).real,
             };
             let mut made = ours.made;
+            made.entries += asked.iter().filter(|at| **at == ours.place).count() as u32 * ASKED_MAX;
             if let Some(device) = context.device_below() {
                 made.entries = made.entries.min(device.max_cqe as u32);
             }
@@ -327,8 +352,9 @@ unsafe fn make_queues(real: &Real, things: &mut Things) -> Result<(), String> {
             let (init, granted) = (ours.init, ours.granted);
             let context = Context::of(ours.ex.qp_base.context);
             ours.real = qp::create_below(real, context, *qp, &init);
-            ours.inline_below = ours.granted.max_inline_data;
-            ours.granted = granted;
+            let below = mem::replace(&mut ours.granted, granted);
+            ours.inline_below = below.max_inline_data;
+            ours.sends_below = qp::sends_max(&below, &granted);
             if ours.real.is_null() {
                 return Err(failed("a queue pair cannot be made"));
             }
@@ -482,7 +508,7 @@ pub unsafe fn connect(state: &mut State, all: Vec<Made>) -> Result<(), String> {
 /// As for [`make`].
 pub unsafe fn post_receives(state: &mut State, queue: Queue) -> Result<(), String> {
     if let Queue::Receives(place) = queue
-        && let Some(qp) = crate::state::get(&state.things.qps, place)
+        && let Some(qp) = get(&state.things.qps, place)
         // SAFETY: what is in the table is alive.
         && unsafe { (*qp).ex.qp_base.state == IBV_QPS_RESET }
     {
@@ -600,14 +626,15 @@ pub unsafe fn raise(
 ///
 /// # Safety
 /// As for [`make`].
-pub unsafe fn post_sends(state: &State, qp: &mut Qp) -> Result<(), String> {
-    let pairs = &state.process.qps;
-    let pair = pairs.get(qp.place as usize).and_then(Option::as_ref);
-    let Some(pair) = pair.filter(|pair| pair.service != Service::Datagram) else {
+pub unsafe fn post_sends(state: &mut State, qp: &mut Qp) -> Result<(), String> {
+    let Some(pair) = state.process.qp(qp.place) else {
         return Ok(());
     };
-    for (number, posted) in pair.sends.outstanding() {
-        let at = (number, pair.sends.done());
+    pair.limit_sends(qp.sends_below.map(|room| room as usize));
+    // Datagrams that were below are under way, or lost.
+    let lasts = pair.service != Service::Datagram;
+    for (number, posted) in pair.sends.outstanding().filter(|_| lasts) {
+        let at = At::of(&pair.sends, number);
         // SAFETY: the queue pair is made again, and so is what its requests name.
         let done = unsafe { post_again(&state.things, qp, pair.peer, &posted.request, at) };
         if done != 0 {
@@ -618,6 +645,8 @@ pub unsafe fn post_sends(state: &State, qp: &mut Qp) -> Result<(), String> {
             ));
         }
     }
+    // SAFETY: the same.
+    unsafe { release(state, qp) };
     Ok(())
 }
 
@@ -631,8 +660,9 @@ pub unsafe fn refill(state: &mut State) -> Result<(), String> {
     };
     // SAFETY: what is in the tables is alive, and made again.
     unsafe {
-        for qp in state.things.qps.iter().filter(|qp| !qp.is_null()) {
-            post_sends(state, &mut **qp)?;
+        let qps = state.things.qps.clone();
+        for qp in qps.into_iter().filter(|qp| !qp.is_null()) {
+            post_sends(state, &mut *qp)?;
         }
         for srq in state.things.srqs.iter().filter(|srq| !srq.is_null()) {
             let ours = &mut **srq;

@@ -182,6 +182,8 @@ pub struct Things {
     pub lent: HashMap<u64, Scratch>,
     /// Other ends of connections, by place, while it is drained.
     pub peers: Vec<Option<Name>>,
+    /// A thread sees to requests that wait for room.
+    pub makes_room: bool,
     /// For what is posted; none while that is so.
     pub chain: Option<Box<Chain>>,
 }

@@ -30,7 +30,7 @@ use snaprig_verbs_abi::*;
 
 use crate::{
     objects::{Context, Cq, Mr, Mw, Pd, Qp, Shadow},
-    post::{is_holding, post_one},
+    post::{hold, is_holding, post_one},
     real::{errno, null},
     state::{List, Request, State, Things, lock},
 };
@@ -490,13 +490,19 @@ in_tables! {
             request: Request::new(wr, List::new()),
         };
         if is_holding(pair) {
-            pair.sends.hold(posted);
-            ours.mw.rkey = key;
-            return 0;
+            let done = hold(state, &*qp, posted);
+            if done == 0 {
+                ours.mw.rkey = key;
+            }
+            return done;
         }
         let number = pair.sends.post(posted);
         let cookie = Cookie { queue: Queue::Sends((*qp).place), own: false, number };
-        let done = post_type_1(&*qp, &wr, cookie).unwrap_or(libc::EINVAL);
+        let mut real = wr;
+        if pair.sends.asks(number) {
+            real.send_flags |= IBV_SEND_SIGNALED;
+        }
+        let done = post_type_1(&*qp, &real, cookie).unwrap_or(libc::EINVAL);
         if done != 0 {
             pair.sends.take_back();
             return done;

@@ -6,6 +6,7 @@
  *   inline   long inline data; all is made in a parent domain
  *   events   who waits for an event finds one completion for it, not more and not fewer
  *   ledger   a peer writes all over memory of several kinds whose owner does nothing, and looks at all of it in the end
+ *   chains   so many requests at once that some HCAs have no room for them, of which nobody polls before the last one is carried out
  * Who leads, and the others, may be on two machines: the one listens, and the others are told its address.
  */
 #include <arpa/inet.h>
@@ -133,10 +134,9 @@ static void raise_to(struct ibv_qp *qp, uint32_t peer, uint16_t to, enum ibv_qp_
 }
 
 /* A connection with the process at the other end of a socket. */
-static struct ibv_qp *connected(int with, uint32_t inline_bytes)
+static struct ibv_qp *connected_with(int with, struct ibv_qp_cap cap)
 {
-	struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-					.cap = {DEPTH, DEPTH, 1, 1, inline_bytes}};
+	struct ibv_qp_init_attr init = {.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = cap};
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	uint32_t own[2], other[2];
 
@@ -149,6 +149,11 @@ static struct ibv_qp *connected(int with, uint32_t inline_bytes)
 	tell(with, "", 1);
 	hear(with, own, 1);
 	return qp;
+}
+
+static struct ibv_qp *connected(int with, uint32_t inline_bytes)
+{
+	return connected_with(with, (struct ibv_qp_cap){DEPTH, DEPTH, 1, 1, inline_bytes});
 }
 
 static struct ibv_sge part(int place, uint32_t bytes)
@@ -638,6 +643,87 @@ static void ledger_writer(int peer)
 	tell(peer, &round, sizeof round);
 }
 
+/* chains */
+
+enum { CHAIN = 6000, ANSWER = CHAIN };
+
+static volatile uint64_t words[CHAIN + 1];
+
+/* The words are registered, and the peer's are there. */
+static struct ibv_qp *chained(int peer, uint32_t *lkey, struct area *there)
+{
+	struct ibv_mr *of = ibv_reg_mr(pd, (void *)words, sizeof words, ALL);
+
+	check(!!of, "ibv_reg_mr");
+	struct area here = {(uintptr_t)words, of->rkey};
+	struct ibv_qp *qp = connected_with(peer, (struct ibv_qp_cap){CHAIN, 1, 1, 1, 0});
+
+	*lkey = of->lkey;
+	tell(peer, &here, sizeof here);
+	hear(peer, there, sizeof *there);
+	return qp;
+}
+
+/* Words go to the peer in one chain. */
+static void write_words(struct ibv_qp *qp, uint32_t lkey, struct area to, int first, int count)
+{
+	static struct ibv_sge parts[CHAIN];
+	static struct ibv_send_wr chain[CHAIN];
+
+	for (int i = 0; i < count; i++) {
+		int is_last = i + 1 == count;
+
+		parts[i] = (struct ibv_sge){(uintptr_t)&words[first + i], sizeof *words, lkey};
+		chain[i] = (struct ibv_send_wr){.wr_id = first + i, .next = is_last ? NULL : &chain[i + 1], .sg_list = &parts[i],
+						.num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = is_last ? IBV_SEND_SIGNALED : 0,
+						.wr.rdma = {to.address + (first + i) * sizeof *words, to.rkey}};
+	}
+	post(qp, chain);
+}
+
+static void chains_owner(int peer)
+{
+	struct area there;
+	uint32_t lkey;
+
+	open_all(0);
+	struct ibv_qp *qp = chained(peer, &lkey, &there);
+
+	for (uint64_t round = 1; words[CHAIN - 1] != END; round++) {
+		while (words[CHAIN - 1] < round)
+			;
+		uint64_t expected = words[CHAIN - 1] == END ? END : round;
+
+		for (int i = 0; i < CHAIN; i++)
+			check(words[i] == expected, "a word of a chain");
+		words[ANSWER] = round;
+		write_words(qp, lkey, there, ANSWER, 1);
+		check(next().wr_id == ANSWER, "the answer's completion");
+	}
+}
+
+static void chains_writer(int peer)
+{
+	struct area there;
+	uint32_t lkey;
+	int is_last = 0;
+
+	open_all(0);
+	struct ibv_qp *qp = chained(peer, &lkey, &there);
+
+	for (uint64_t round = 1; !is_last; round++) {
+		/* One of these is as much as many of others. */
+		for (int i = 0; i < 20; i++)
+			is_last |= !goes_on();
+		for (int i = 0; i < CHAIN; i++)
+			words[i] = is_last ? END : round;
+		write_words(qp, lkey, there, 0, CHAIN);
+		while (words[ANSWER] < round)
+			;
+		check(next().wr_id == CHAIN - 1, "one completion, of the last");
+	}
+}
+
 static int sockets[3][2];
 
 static void xrc_lead(int first)
@@ -665,6 +751,7 @@ static const struct mode {
 	{"inline", inline_sender, {inline_receiver}},
 	{"events", events_sender, {events_receiver}},
 	{"ledger", ledger_writer, {ledger_owner}},
+	{"chains", chains_writer, {chains_owner}},
 };
 
 static const struct mode *mode_of(const char *name)

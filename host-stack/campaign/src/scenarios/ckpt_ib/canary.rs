@@ -63,5 +63,12 @@ impl PlantedBug for Bug {
                 "Who stays loses what a peer that has moved sends before it has heard that it has.",
             ),
         ),
+        (
+            Self(Planted::RoomTold),
+            canary(
+                "room-told",
+                "The program sees completions that were asked for to make room in a short send queue.",
+            ),
+        ),
     ];
 }

@@ -9,7 +9,7 @@ use snaprig_ckpt_ib::{
     Below, Completion, Name, Names,
     completions::SUCCESS,
     cookie::{Cookie, Queue},
-    names::Receiver,
+    names::{Aliases, Receiver},
     process::Came,
 };
 use snaprig_hca::{
@@ -35,6 +35,8 @@ const NO_KEY: u32 = u32::MAX;
 const NARROW: u32 = 2;
 /// The same of one that is shared: connections that lose packets may each keep one for a message whose end does not come.
 const NARROW_SHARED: u32 = 16;
+/// How many requests a short send queue takes, beside a mark.
+const NARROW_SENDS: u32 = 2;
 /// Regions are told apart by their addresses.
 const REGION_SHIFT: u32 = 32;
 /// Where a mark's atomic puts what it fetches.
@@ -61,6 +63,16 @@ pub struct Fabric {
 /// A port by its HCA.
 pub fn port(hca: u32) -> u64 {
     u64::from(hca) + 1
+}
+
+/// What a port is called by who receives a datagram of it.
+fn alias(port: u64) -> u64 {
+    port << 32
+}
+
+/// What all ports are called by whom.
+pub fn aliases(hcas: u32) -> Aliases {
+    Aliases::new((0..hcas).map(|hca| (alias(port(hca)), port(hca))))
 }
 
 /// An address in a region.
@@ -135,7 +147,7 @@ pub struct Hardware {
     pub shared: Option<u32>,
     /// A domain of XRC, and its shared receive queue there.
     pub xrc: Option<(u32, u32)>,
-    /// Its receive queues hold two at once.
+    /// Its queues hold two at once.
     pub is_narrow: bool,
     /// Where what is lent is, by wr_id.
     lent: BTreeMap<u64, u64>,
@@ -272,7 +284,10 @@ impl Hardware {
                 *xrc_domain = self.xrc.map(|(domain, _)| domain);
             }
             // One more for a mark, and for what is lent.
-            capabilities.send_slots += 1;
+            capabilities.send_slots = 1 + match self.is_narrow {
+                true => NARROW_SENDS,
+                false => capabilities.send_slots,
+            };
             // What is unreliable waits for no room.
             capabilities.receive_slots = match self.is_narrow && is_reliable {
                 true => NARROW,
@@ -308,6 +323,11 @@ impl Hardware {
             self.destroy(fabric, made);
         }
         real
+    }
+
+    /// How many requests its send queues take, if those are shorter than a program's.
+    pub fn sends_max(&self) -> Option<usize> {
+        self.is_narrow.then_some(NARROW_SENDS as usize)
     }
 
     /// A queue pair that is at no place goes.
@@ -410,6 +430,10 @@ impl Driver<'_> {
         is_signaled: bool,
         cookie: Cookie,
     ) -> Option<Result<(), PostError>> {
+        let world = &self.fabric.world;
+        if !world.lives(self.me.slot()) {
+            return None;
+        }
         let (_, end) = self.me.ends[place as usize];
         let real = self.names.queue_pair(request.to);
         let owner = self.fabric.owner(real);
@@ -459,7 +483,6 @@ impl Driver<'_> {
             (None, 8) => Data::List(&whole),
             (None, _) => Data::List(&list),
         };
-        let world = &self.fabric.world;
         world.posting(self.me.slot(), |hca| hca.post_send(end.index, &send, data))
     }
 
@@ -478,6 +501,9 @@ impl Driver<'_> {
                 .sge(at + u64::from(first), bytes as u32 - first),
         ];
         let world = &self.fabric.world;
+        if !world.lives(self.me.slot()) {
+            return Ok(true);
+        }
         let posted = world.posting(self.me.slot(), |hca| match queue {
             Queue::Shared(place) => {
                 let srq = self.me.shared_at(place).unwrap_or(0);
@@ -577,7 +603,10 @@ impl Below<Request, Receive> for Driver<'_> {
         }
         let place = self.me.place_of(real.qp_number)?;
         let owner = self.fabric.owner(self.me.ends[place].0)?;
-        let from = self.fabric.owner_of(real.source_qp).map(|owner| owner.name);
+        let from = self.fabric.owner_of(real.source_qp).map(|owner| Name {
+            port: alias(owner.name.port),
+            ..owner.name
+        });
         Some((
             came(Some(place as u32), from),
             convert(&real, owner.name.number),

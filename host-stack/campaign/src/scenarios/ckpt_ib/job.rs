@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use snaprig_ckpt_ib::{
     Canary, Name, Names,
     cookie::{Cookie, Queue},
-    drain::{Drain, Said, said},
+    drain::{Drain, Said, lend_ahead, said},
     faults,
-    names::{Aliases, Domain, Key, Port, Published},
+    names::{Domain, Key, Port, Published},
     process::Process,
     queue_pair::{Service, Stage},
     serve,
@@ -19,7 +19,7 @@ use snaprig_hca::State;
 use snaprig_sim::Point;
 
 use super::{
-    hardware::{Hardware, Receive, XRC, port},
+    hardware::{Hardware, RECEIVE_BYTES, Receive, XRC, aliases, port},
     invariants::CUT,
     moves::Moving,
     program::{Program, Request, Which},
@@ -267,7 +267,18 @@ impl Run {
         if let Some(round) = &mut self.job.round {
             round.told.push(Told::new(&said(&one.process)));
         }
-        true
+        // Others may not have.
+        let may_lose = one
+            .process
+            .each_qp()
+            .any(|(_, pair)| pair.service != Service::Reliable);
+        if may_lose && self.random.one_in(2) {
+            let (process, mut driver) = self.split(member);
+            let lent = lend_ahead(process, &mut driver, 2, |_| RECEIVE_BYTES);
+            lent.expect("there is memory");
+        }
+        // Unless it has died of it.
+        self.lives(member)
     }
 
     fn look_after(&mut self) -> u64 {
@@ -317,17 +328,18 @@ impl Run {
         round: &mut Round,
         failed: &mut Vec<snaprig_ckpt_ib::drain::Failed>,
     ) -> Result<bool, snaprig_ckpt_ib::drain::Refusal> {
+        let aliases = aliases(self.hcas);
         let (process, mut driver) = self.split(member);
         let slot = &mut round.drains[member];
         let drain = match slot {
             Some(drain) => drain,
             None => {
-                // All call them the same here.
-                let (near, aliases) = (Near::of(process), Aliases::default());
+                process.rename(&aliases);
+                let near = Near::of(process);
                 let told = round.told.iter().map(|one| one.near(&near, &aliases));
                 let told: Result<Vec<Vec<Said>>, _> = told.collect();
                 let told = told.expect("all have said it here").concat();
-                let drain = Drain::new(process, &told)?;
+                let drain = Drain::new(process, &told, aliases)?;
                 slot.insert(drain)
             }
         };
@@ -379,7 +391,7 @@ impl Run {
         }
     }
 
-    fn serve_all(&mut self, member: usize) {
+    pub fn serve_all(&mut self, member: usize) {
         let places = self.members[member].process.qps.len() as u32;
         for place in 0..places {
             self.serve(member, Queue::Receives(place));
@@ -544,32 +556,38 @@ impl Run {
     /// Requests that nobody carried out.
     fn refill(&mut self, member: usize) -> bool {
         self.change_over(member);
-        if !self
-            .fabric
-            .world
-            .lives(self.members[member].hardware.slot())
-        {
+        if !self.lives(member) {
             return false;
         }
         let places = 0..self.members[member].process.qps.len() as u32;
         let new: Vec<_> = places.filter(|place| self.is_new(member, *place)).collect();
         let (process, driver) = self.split(member);
-        for (place, pair) in process.each_qp().filter(|(place, _)| new.contains(place)) {
+        for place in new {
+            let Some(pair) = process.qp(place) else {
+                continue;
+            };
+            pair.limit_sends(driver.me.sends_max());
             for (number, posted) in pair.sends.outstanding() {
                 let cookie = Cookie {
                     queue: Queue::Sends(place),
                     own: posted.wr_id.is_none(),
                     number,
                 };
-                match driver.send(place, &posted.request, posted.signaled, cookie) {
+                let is_signaled = posted.signaled || pair.sends.asks(number);
+                match driver.send(place, &posted.request, is_signaled, cookie) {
                     Some(done) => assert_eq!(done, Ok(())),
                     // It has died of it.
                     None => return false,
                 }
             }
         }
-        self.serve_all(member);
-        true
+        self.release_all(member);
+        // Unless it has died of it.
+        let lives = self.lives(member);
+        if lives {
+            self.serve_all(member);
+        }
+        lives
     }
 
     fn go(&mut self, member: usize) -> bool {

@@ -161,7 +161,7 @@ impl Run {
         }
     }
 
-    fn lives(&self, member: usize) -> bool {
+    pub fn lives(&self, member: usize) -> bool {
         let slot = self.members[member].hardware.slot();
         self.fabric.world.lives(slot)
     }

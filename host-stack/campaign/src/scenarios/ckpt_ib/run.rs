@@ -244,7 +244,9 @@ impl Run {
             Transport::Uc => Service::Unreliable,
             _ => Service::Reliable,
         };
-        let pair = QueuePair::new(name, service, is_shared.then_some(0));
+        let mut pair = QueuePair::new(name, service, is_shared.then_some(0));
+        // All here are shorter than programs want them.
+        pair.limit_sends(hardware.sends_max());
         let qp = process::put(&mut one.process.qps, pair);
         hardware.call(&self.fabric, qp, name);
         (qp, name)
@@ -512,7 +514,7 @@ impl Run {
         }
     }
 
-    /// What a program posted while its send queue was drained goes below.
+    /// What is held of a send queue goes below, as far as there is room.
     fn release(&mut self, member: usize, qp: u32) {
         let (process, driver) = self.split(member);
         let Some(pair) = process.qp(qp) else {
@@ -521,6 +523,7 @@ impl Run {
         while let Some((number, posted)) = pair.sends.release() {
             let (request, kind, is_signaled) =
                 (posted.request.clone(), posted.kind, posted.signaled);
+            let is_signaled = is_signaled || pair.sends.asks(number);
             if let Some(to) = kind.receiver(request.to) {
                 pair.count_sent(to);
             }
@@ -595,17 +598,19 @@ impl Run {
         };
         if pair.stage == Stage::Holds || pair.sends.is_holding() {
             pair.sends.hold(entry);
-            return self.release_failed(member);
+            return self.release_all(member);
         }
         if let Some(to) = entry.kind.receiver(to) {
             pair.count_sent(to);
         }
+        let number = pair.sends.post(entry);
         let cookie = Cookie {
             queue: Queue::Sends(qp),
             own: false,
-            number: pair.sends.post(entry),
+            number,
         };
-        let done = driver.send(qp, &request, message.signaled, cookie);
+        let is_signaled = message.signaled || pair.sends.asks(number);
+        let done = driver.send(qp, &request, is_signaled, cookie);
         assert!(
             matches!(done, None | Some(Ok(()) | Err(PostError::WrongState))),
             "{done:?}"
@@ -686,14 +691,18 @@ impl Run {
     fn poll(&mut self, member: usize) {
         self.members[member].is_polling = false;
         self.look(member);
-        loop {
+        if self.members[member].hardware.is_narrow && self.random.one_in(2) {
+            self.make_room(member);
+        }
+        // It may die of what is posted meanwhile.
+        while self.lives(member) {
             let (process, mut driver) = self.split(member);
             if let Some(completion) = process.cq(0).and_then(Completions::take) {
                 self.sees(member, &completion);
                 continue;
             }
             let Some(came) = driver.poll(0) else {
-                return self.release_failed(member);
+                return self.release_all(member);
             };
             let queue = came.0.cookie.queue;
             serve::settle(process, &mut driver, 0, came);
@@ -701,16 +710,30 @@ impl Run {
         }
     }
 
-    /// What is held of a queue pair that has failed is flushed below.
-    fn release_failed(&mut self, member: usize) {
-        let failed =
-            |(place, pair): (u32, &QueuePair<_, _>)| (pair.stage == Stage::Failed).then_some(place);
-        let failed: Vec<u32> = self.members[member]
+    /// Makes room in short send queues, now and then before the program polls, which finds completions that were put by then.
+    fn make_room(&mut self, member: usize) {
+        let (process, mut driver) = self.split(member);
+        while let Some(came) = driver.poll(0) {
+            serve::settle(process, &mut driver, 0, came);
+        }
+        self.release_all(member);
+        // Unless it has died of it.
+        if self.lives(member) {
+            self.serve_all(member);
+        }
+    }
+
+    /// What is held goes below, but for what the program holds back; of a queue pair that has failed, it is flushed there.
+    pub fn release_all(&mut self, member: usize) {
+        let goes = |(place, pair): (u32, &QueuePair<_, _>)| {
+            (pair.sends.is_holding() && pair.stage != Stage::Holds).then_some(place)
+        };
+        let all: Vec<u32> = self.members[member]
             .process
             .each_qp()
-            .filter_map(failed)
+            .filter_map(goes)
             .collect();
-        for place in failed {
+        for place in all {
             self.release(member, place);
         }
     }
