@@ -48,6 +48,8 @@ const UNRELIABLE_MAX: Duration = Duration::from_millis(50);
 /// So many receives are there for messages that would be lost without one. Their senders wait for more as long as a fabric of
 /// ours is patient.
 const AHEAD: u64 = 64;
+/// How often they are counted: jobs have many processes, and others are to have the processors.
+const AHEAD_EVERY: Duration = Duration::from_millis(1);
 /// The longest datagram: the largest MTU.
 const DATAGRAM_MAX: u64 = 4096;
 /// How often a drain asks whether queue pairs of others have failed; that is also how it hears that the round is given up.
@@ -341,7 +343,7 @@ impl Plugin for Verbs {
             lend_ahead(process, things, AHEAD, bytes).map_err(|why| why.to_string())
         });
         // Without receives they are lost, as anywhere.
-        is_needed.unwrap_or(false).then_some(REST)
+        is_needed.unwrap_or(false).then_some(AHEAD_EVERY)
     }
 
     fn drain(&self, event: &mut Event<'_>) -> Result<(), String> {
