@@ -2,11 +2,17 @@
 
 mod common;
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use common::{Disk, LONG, next, take_part};
 use snaprig_coord::{
-    driver::{ConnectError, Control, Member},
+    driver::{ConnectError, Control, Coordinator, Keeper, Member},
     member::Event,
     message::{CallError, NOT_NOW, Outcome, Refusal},
     phase::{Kind, Order, Phase},
@@ -286,4 +292,51 @@ fn who_loses_the_coordinator_after_writing_is_in_doubt_and_keeps_what_it_wrote()
         });
         assert!(disk.checkpoints.complete().is_empty());
     }
+}
+
+/// A disk that takes its time.
+struct Slow {
+    disk: Arc<Disk>,
+    until: Mutex<()>,
+}
+
+impl Keeper for Slow {
+    fn members(&self, members: &[String]) -> io::Result<()> {
+        let _until = self.until.lock().expect("nobody panics");
+        self.disk.members(members)
+    }
+
+    fn commit(
+        &self,
+        round: u64,
+        order: &Order,
+        reports: &BTreeMap<String, String>,
+    ) -> Result<(), String> {
+        self.disk.commit(round, order, reports)
+    }
+}
+
+#[test]
+fn a_slow_disk_keeps_nobody_from_being_heard_and_who_is_welcome_is_on_it() {
+    let (_dir, disk) = disk();
+    let slow = Arc::new(Slow {
+        disk: disk.clone(),
+        until: Mutex::new(()),
+    });
+    let listener = disk.listen(&disk.socket());
+    let _coordinator =
+        Coordinator::start(listener, disk.config(), slow.clone()).expect("a coordinator");
+    let control = disk.control();
+    thread::scope(|scope| {
+        let until = slow.until.lock().expect("nobody panics");
+        let member = scope.spawn(|| disk.join("one"));
+        while control.status().expect("a status").members.is_empty() {
+            thread::yield_now();
+        }
+        assert!(!member.is_finished());
+        assert_eq!(disk.job.members().expect("members"), [""; 0]);
+        drop(until);
+        let _member = member.join().expect("it joins");
+        assert_eq!(disk.job.members().expect("members"), ["one"]);
+    });
 }

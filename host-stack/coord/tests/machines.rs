@@ -51,6 +51,7 @@ enum Step {
     Pass(Ns),
     Order(Kind),
     Commit(bool),
+    Keep,
     Say(usize, ToCoordinator),
 }
 
@@ -127,6 +128,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..30 * SECOND).prop_map(Step::Pass),
         2 => kind().prop_map(Step::Order),
         2 => prop::bool::weighted(0.8).prop_map(Step::Commit),
+        2 => Just(Step::Keep),
         1 => (1..4usize, rude()).prop_map(|(peer, message)| match message {
             // In place of the member's own it would have it refused for good.
             ToCoordinator::Hello { .. } => Step::Break(peer),
@@ -154,6 +156,7 @@ proptest! {
                     id += 1;
                     job.order(id, Order::new(kind));
                 }
+                Step::Keep => drop(job.keeps()),
                 Step::Commit(good) => {
                     let round = job.coordinator.status().round;
                     if let Some(round) = round.filter(|round| round.step == "commit") {

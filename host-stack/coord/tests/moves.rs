@@ -79,6 +79,7 @@ enum Step {
     Pass(u64),
     Order,
     Commit(bool),
+    Keep,
     /// The coordinator dies, when it has written something down or not.
     Die(bool),
 }
@@ -91,6 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..SECOND).prop_map(Step::Pass),
         3 => Just(Step::Order),
         6 => prop::bool::weighted(0.8).prop_map(Step::Commit),
+        2 => Just(Step::Keep),
         1 => any::<bool>().prop_map(Step::Die),
     ]
 }
@@ -130,6 +132,7 @@ proptest! {
                         job.commits(round.round, result);
                     }
                 }
+                Step::Keep => drop(job.keeps()),
                 Step::Die(is_written) => {
                     if let Some(round) = commits.filter(|_| is_written) {
                         job.decided.entry(round.round).or_insert(true);

@@ -34,9 +34,10 @@
 //! - A round is decided once: when [`Input::Committed`] says that the manifest has its name, or when
 //!   a restart comes to `Go`. Before, any death undoes it; from then on none does.
 //! - [`Output::Commit`] is said only after every member of the job has said that it has written.
-//! - Every wait has a deadline, but for the disk's answer to [`Output::Commit`].
+//! - Every wait has a deadline, but for the disk's answers to [`Output::Commit`] and [`Output::Members`].
 //! - A checkpoint is of all members of the job: of one that may be alive and is not here, it is known
-//!   that it is missing, also by a coordinator that took over from a dead one ([`Config::members`]).
+//!   that it is missing, also by a coordinator that took over from a dead one ([`Config::members`]): a member is welcome
+//!   when the disk knows of it.
 
 mod barriers;
 mod board;
@@ -44,6 +45,7 @@ mod counted;
 mod peers;
 mod round;
 mod rounds;
+mod unkept;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -62,6 +64,7 @@ use board::Board;
 use counted::{Counted, Wanted};
 use peers::{Entry, Peer};
 use round::Round;
+use unkept::Unkept;
 
 /// A connection, by a number of the driver's that is never used again.
 pub type ConnectionId = u64;
@@ -125,6 +128,8 @@ pub enum Input {
         /// Which.
         connection: ConnectionId,
     },
+    /// The disk has what the first [`Output::Members`] said that it has not answered yet.
+    Kept,
     /// What came of [`Output::Commit`]: the manifest has its name and will keep it, or it does not.
     Committed {
         /// Of which round.
@@ -153,7 +158,8 @@ pub enum Output {
         /// Why.
         why: String,
     },
-    /// The members of the job have changed: who takes over from this coordinator must know.
+    /// The members of the job have changed: who takes over from this coordinator must know. To be answered with
+    /// [`Input::Kept`], in this order.
     Members(Vec<String>),
     /// The manifest is to be written and renamed, or that a move is decided; [`Input::Committed`] says what came of it.
     Commit {
@@ -177,6 +183,8 @@ pub struct Machine {
     heirs: BTreeSet<String>,
     /// Members that were told last.
     told: Vec<String>,
+    /// Who hears nothing before the disk knows of it.
+    unkept: Unkept,
     barriers: Barriers,
     counted: Counted,
     board: Board,
@@ -194,6 +202,7 @@ impl Machine {
             members: config.members.iter().map(missing).collect(),
             heirs: BTreeSet::new(),
             told: config.members.clone(),
+            unkept: Unkept::default(),
             next_round: config.first_round.max(1),
             config,
             now,
@@ -220,6 +229,7 @@ impl Machine {
                 self.disconnect(connection, Refusal::Nonsense { what: cut(what) });
             }
             Input::Gone { connection } => self.gone(connection),
+            Input::Kept => self.kept(),
             Input::Committed { round, result } => self.committed(round, result),
             Input::Tick => {}
         }
@@ -276,10 +286,20 @@ impl Machine {
     }
 
     fn send(&mut self, connection: ConnectionId, message: ToMember) {
-        self.out.push(Output::Send {
-            connection,
-            message,
-        });
+        if let Some(message) = self.unkept.hold(connection, message) {
+            self.out.push(Output::Send {
+                connection,
+                message,
+            });
+        }
+    }
+
+    fn kept(&mut self) {
+        for (connection, messages) in self.unkept.kept() {
+            for message in messages {
+                self.send(connection, message);
+            }
+        }
     }
 
     /// To a member, if it is here.

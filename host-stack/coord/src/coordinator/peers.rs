@@ -257,6 +257,7 @@ impl Machine {
                     self.heirs.insert(name.clone());
                 }
                 self.tell_members();
+                self.unkept.come(connection);
                 Stage::Member(name)
             }
         };
@@ -303,11 +304,12 @@ impl Machine {
         Ok(())
     }
 
-    /// Who takes over must know. Said before the member is welcome.
+    /// Who takes over must know.
     fn tell_members(&mut self) {
         let members: Vec<_> = self.full_members().cloned().collect();
         if members != self.told {
             self.told.clone_from(&members);
+            self.unkept.tell();
             self.out.push(Output::Members(members));
         }
     }
@@ -387,6 +389,7 @@ impl Machine {
 
     /// A member's connection is no more: nor is what it waits for, and has published.
     fn lost(&mut self, name: &str, connection: ConnectionId) {
+        self.unkept.forget(connection);
         self.barriers.forget(connection);
         self.counted.forget(connection);
         self.board.forget(name, connection);

@@ -1,6 +1,7 @@
 //! Both machines over Unix and TCP sockets: one thread each, poll(2), no descriptor that blocks.
 
 mod clock;
+mod disk;
 mod locator;
 mod member;
 mod serve;

@@ -1,11 +1,10 @@
-//! The coordinator's machine over sockets, in one thread; manifests are written by another, so that
-//! a slow disk keeps nobody from being heard.
+//! The coordinator's machine over sockets, in one thread.
 
 use std::{
     collections::BTreeMap,
-    io::{self, Read, Write},
+    io::{self, Read},
     os::{fd::AsFd, unix::net::UnixStream},
-    sync::{Arc, mpsc},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -18,7 +17,10 @@ use snaprig_peers::{
     token::random,
 };
 
-use super::clock::Clock;
+use super::{
+    clock::Clock,
+    disk::{Disk, Work},
+};
 use crate::{
     Ns,
     coordinator::{Config, ConnectionId, Input, Machine, Output, PEERS_MAX, STRANGERS_MAX},
@@ -31,7 +33,7 @@ const CONNECTIONS_MAX: usize = PEERS_MAX + STRANGERS_MAX;
 /// How long one that nobody needs waits for the next who does.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// What a coordinator keeps on a disk.
+/// What a coordinator keeps on a disk, one thing after the other.
 pub trait Keeper: Send + Sync {
     /// These are the job's members from now on: a coordinator that takes over starts with them
     /// ([`Config::members`]).
@@ -98,16 +100,13 @@ impl Drop for Coordinator {
 struct Server {
     listener: Listener,
     machine: Machine,
-    keeper: Arc<dyn Keeper>,
     connections: BTreeMap<ConnectionId, Connection>,
     next: ConnectionId,
-    /// Ends when it is to stop; a byte comes with each of `committed`.
+    /// Ends when it is to stop.
     woken: UnixStream,
-    /// Wakes this thread.
-    wake: UnixStream,
-    waker: UnixStream,
-    committed: mpsc::Receiver<Input>,
-    commits: mpsc::Sender<Input>,
+    disk: Disk,
+    /// A byte comes when the disk has done something.
+    kept: UnixStream,
     clock: Clock,
     /// Ends when nobody has been there for a while.
     until_idle: bool,
@@ -124,22 +123,18 @@ impl Server {
         until_idle: bool,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let (commits, committed) = mpsc::channel();
-        let (wake, waker) = UnixStream::pair()?;
-        for socket in [&woken, &wake, &waker] {
+        let (kept, waker) = UnixStream::pair()?;
+        for socket in [&woken, &kept, &waker] {
             socket.set_nonblocking(true)?;
         }
         Ok(Self {
             listener,
             machine: Machine::new(config, 0),
-            keeper,
             connections: BTreeMap::new(),
             next: 1,
             woken,
-            wake,
-            waker,
-            committed,
-            commits,
+            disk: Disk::start(keeper, waker)?,
+            kept,
             clock: Clock::new(),
             until_idle,
             idle: None,
@@ -166,8 +161,8 @@ impl Server {
                 self.accept();
             }
             let mut bytes = [0; 64];
-            let _ = self.wake.read(&mut bytes);
-            while let Ok(input) = self.committed.try_recv() {
+            let _ = self.kept.read(&mut bytes);
+            while let Some(input) = self.disk.done() {
                 self.handle(input);
             }
             let now = self.now();
@@ -197,7 +192,7 @@ impl Server {
         let mut fds = vec![
             PollFd::new(&self.woken, PollFlags::IN),
             PollFd::new(&self.listener, listens),
-            PollFd::new(&self.wake, PollFlags::IN),
+            PollFd::new(&self.kept, PollFlags::IN),
         ];
         for connection in self.connections.values() {
             let writes = match connection.is_writing() {
@@ -307,35 +302,16 @@ impl Server {
                 tracing::info!(connection, why, "a peer is turned away");
                 self.connections.remove(&connection);
             }
-            Output::Members(members) => {
-                if let Err(error) = self.keeper.members(&members) {
-                    tracing::error!(%error, "who belongs to the job could not be kept");
-                }
-            }
+            Output::Members(members) => self.disk.keep(Work::Members(members)),
             Output::Commit {
                 round,
                 order,
                 reports,
-            } => self.commit(round, order, reports),
-        }
-    }
-
-    fn commit(&self, round: u64, order: Order, reports: BTreeMap<String, String>) {
-        let (keeper, commits) = (self.keeper.clone(), self.commits.clone());
-        let waker = self.waker.try_clone();
-        let commit = move || {
-            let result = keeper.commit(round, &order, &reports);
-            // Nobody hears: the coordinator has been stopped.
-            let _ = commits.send(Input::Committed { round, result });
-            if let Ok(mut waker) = waker {
-                let _ = waker.write(&[1]);
-            }
-        };
-        let thread = thread::Builder::new().name("commit".into());
-        if let Err(error) = thread.spawn(commit) {
-            let result = Err(error.to_string());
-            let _ = self.commits.send(Input::Committed { round, result });
-            let _ = (&self.waker).write(&[1]);
+            } => self.disk.keep(Work::Commit {
+                round,
+                order,
+                reports,
+            }),
         }
     }
 }

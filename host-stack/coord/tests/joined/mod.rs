@@ -31,6 +31,8 @@ pub struct Job {
     pub decided: BTreeMap<u64, bool>,
     /// The members, as the disk has them.
     pub members: Vec<String>,
+    /// What the disk is to know of them.
+    unkept: VecDeque<Vec<String>>,
     pub summaries: Vec<Result<Summary, CallError>>,
 }
 
@@ -119,6 +121,7 @@ impl Job {
             commits: BTreeSet::new(),
             decided: BTreeMap::new(),
             members: Vec::new(),
+            unkept: VecDeque::new(),
             summaries: Vec::new(),
         };
         for peer in 0..=members {
@@ -147,7 +150,7 @@ impl Job {
                     assert!(self.commits.insert(round), "round {round} commits twice");
                     assert!(!reports.is_empty());
                 }
-                Output::Members(members) => self.members = members,
+                Output::Members(members) => self.unkept.push_back(members),
             }
         }
     }
@@ -414,6 +417,16 @@ impl Job {
         }
     }
 
+    /// The disk knows who the members are; whether there was something new.
+    pub fn keeps(&mut self) -> bool {
+        let Some(members) = self.unkept.pop_front() else {
+            return false;
+        };
+        self.members = members;
+        self.coordinator(coordinator::Input::Kept);
+        true
+    }
+
     /// The disk answers.
     pub fn commits(&mut self, round: u64, result: Result<(), String>) {
         let result = result.and_then(|()| match *self.decided.entry(round).or_insert(true) {
@@ -432,6 +445,7 @@ impl Job {
             first_round,
         };
         self.coordinator = Coordinator::new(config, self.now);
+        self.unkept.clear();
         self.to_coordinator.clear();
         for peer in 0..self.peers.len() {
             self.break_off(peer);
@@ -466,7 +480,7 @@ impl Job {
     /// Everybody does what is to be done, until nothing is. The disk answers, too.
     pub fn settle(&mut self) {
         for _ in 0..100_000 {
-            while self.deliver(Index::default_first()) {}
+            while self.keeps() || self.deliver(Index::default_first()) {}
             let busy = (0..self.peers.len()).find(|peer| !self.peers[*peer].todo.is_empty());
             let waiting = self.coordinator.status().round;
             let commit = waiting.filter(|round| round.step == "commit");

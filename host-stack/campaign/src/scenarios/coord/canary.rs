@@ -9,6 +9,8 @@ crate::canaries! {
         HastyManifest = "hasty-manifest",
         /// A coordinator that takes over does not know who belongs to the job.
         ForgottenMembers = "forgotten-members",
+        /// A member is welcome before the disk knows of it.
+        EarlyWelcome = "early-welcome",
         /// Whether there is a manifest is told otherwise than the disk has it.
         TwiceDecided = "twice-decided",
         /// An agent does not wait for what is on its way in connections.

@@ -1,6 +1,6 @@
-//! The coordinator's process: its machine, and the manifests that it writes.
+//! The coordinator's process: its machine, and what it writes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use snaprig_coord::{
     coordinator::{Config, Input, Machine, Output},
@@ -16,7 +16,7 @@ use crate::{
     stage::{Effect, System as _},
 };
 
-/// How long the disk takes for a manifest.
+/// How long the disk takes for something.
 const DISK_NS: u64 = 100_000;
 
 /// The coordinator, while its process is there.
@@ -26,6 +26,8 @@ pub struct Keeper {
     pub since_ns: u64,
     machine: Machine,
     tick_ns: Option<u64>,
+    /// Who the members are, as the disk is to know by and by.
+    unkept: VecDeque<Vec<String>>,
 }
 
 /// A commit that the disk is working on.
@@ -66,6 +68,7 @@ impl World {
             machine: Machine::new(config, since_ns),
             since_ns,
             tick_ns: None,
+            unkept: VecDeque::new(),
         });
         self.wake_coordinator();
     }
@@ -146,8 +149,14 @@ impl World {
                 }
             }
             Output::Members(members) => {
-                if self.canary != Some(Canary::ForgottenMembers) {
-                    self.roster = members;
+                if let Some(keeper) = &mut self.keeper {
+                    keeper.unkept.push_back(members);
+                }
+                self.stage
+                    .engine
+                    .after(self.coordinator, DISK_NS, Event::Members);
+                if self.canary == Some(Canary::EarlyWelcome) {
+                    self.coordinator_handles(Input::Kept);
                 }
             }
             Output::Commit { round, reports, .. } => {
@@ -204,6 +213,26 @@ impl World {
                 agent + 1
             );
             self.violation(HALF, what);
+        }
+    }
+
+    /// The disk comes to who the members are.
+    pub fn keep_members(&mut self) {
+        if self.fault(self.coordinator, &faults::MEMBERS) == Effect::Ended {
+            return;
+        }
+        let Some(members) = self
+            .keeper
+            .as_mut()
+            .and_then(|keeper| keeper.unkept.pop_front())
+        else {
+            return;
+        };
+        if self.canary != Some(Canary::ForgottenMembers) {
+            self.roster = members;
+        }
+        if self.canary != Some(Canary::EarlyWelcome) {
+            self.coordinator_handles(Input::Kept);
         }
     }
 

@@ -52,6 +52,8 @@ pub enum Event {
     ToPeer(Wire, ToMember),
     GoneAtCoordinator(Wire),
     GoneAtPeer(Wire),
+    /// To the coordinator: its disk comes to who the members are.
+    Members,
     /// To the coordinator: its disk comes to a manifest.
     Commit(Commit),
     LateCommit(Commit),

@@ -69,6 +69,7 @@ impl System for World {
             Event::ToPeer(wire, message) => self.heard_by_peer(wire, message),
             Event::GoneAtCoordinator(wire) => self.gone_at_coordinator(wire),
             Event::GoneAtPeer(wire) => self.gone_at_peer(wire),
+            Event::Members => self.keep_members(),
             Event::Commit(commit) => self.commit(&commit),
             Event::LateCommit(commit) => self.late_commit(&commit),
             Event::Committed(round, result) => {
