@@ -11,7 +11,7 @@ snaprig_wire::fault_points! {
     IMAGE = "coord.image", "an agent writes its image",
         [Error, DiskFull, TornWrite, Crash, Hang];
     /// Who the members are is about to be written down.
-    MEMBERS = "coord.members", "the coordinator is about to write down who the members are",
+    MEMBERS = "coord.members", "the coordinator writes down who its members are",
         [Crash, Hang];
     /// The manifest is about to be renamed.
     COMMIT = "coord.commit", "the coordinator is about to rename the manifest",
