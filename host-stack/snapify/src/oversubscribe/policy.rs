@@ -25,8 +25,8 @@
 //!   is ahead of the others by more than [`LEAD_STAYS_MAX`] stays when it leaves.
 //! - **No card is promised twice.** What was granted or is to come in counts as taken until it is seen to be.
 //! - **Every request is answered.** Who waits for room may itself be swapped out: then it comes back with the room that it
-//!   asked for. A request is refused when all that could have made room has, or has failed to [`FAILURES_MAX`] times, and
-//!   [`Settings::patience`] is over.
+//!   asked for. A request is refused when all that could have made room has, or has failed to [`FAILURES_MAX`] times, and it
+//!   has been so for [`Settings::patience`].
 
 pub mod account;
 mod claims;
@@ -160,6 +160,8 @@ struct Request {
     /// Where in the order it stands: by its process's turn when it came, then by the time.
     turn: Duration,
     since: Duration,
+    /// Since when nobody is known who could make room for it; none: somebody is.
+    hopeless: Option<Duration>,
     is_granted: bool,
 }
 
@@ -308,6 +310,7 @@ impl Policy {
             bytes,
             turn,
             since: self.now,
+            hopeless: None,
             is_granted: false,
         };
         self.requests.insert(id, request);

@@ -205,13 +205,22 @@ impl Policy {
         Prospect::From(from, victims)
     }
 
+    /// Whether nobody is known who could make room for a request; when it is refused if it stays so.
+    fn hopeless(&mut self, id: RequestId, is: bool) -> Duration {
+        let Some(request) = self.requests.get_mut(&id) else {
+            return self.now;
+        };
+        let since = request.hopeless.filter(|_| is).unwrap_or(self.now);
+        request.hopeless = is.then_some(since);
+        since.saturating_add(self.settings.patience)
+    }
+
     /// Grants a request, makes room for it, waits for room, or refuses it.
     fn serve_request(&mut self, id: RequestId, held: &mut BTreeSet<NodeId>) {
         let Some(request) = self.requests.get(&id) else {
             return;
         };
         let (who, bytes, turn) = (request.who, request.bytes, request.turn);
-        let refused_from = request.since.saturating_add(self.settings.patience);
         let node = match who.and_then(|who| self.processes.get(&who)) {
             Some(Process {
                 place: Place::In(node),
@@ -223,10 +232,13 @@ impl Policy {
         if held.contains(&node) || !self.takes_more(node) {
             return;
         }
-        match self.prospect(node, bytes, turn, who) {
+        let prospect = self.prospect(node, bytes, turn, who);
+        // Who could leave may be about to be known.
+        let is_hopeless = matches!(prospect, Prospect::Never) && !self.has_unknown;
+        let refused_from = self.hopeless(id, is_hopeless);
+        match prospect {
             Prospect::Fits => self.grant(id),
-            // Who could leave may be about to be known.
-            Prospect::Never if self.has_unknown => drop(held.insert(node)),
+            Prospect::Never if !is_hopeless => drop(held.insert(node)),
             Prospect::Never if refused_from <= self.now => self.refuse(id),
             Prospect::Never => self.wake_at(refused_from),
             Prospect::Busy => drop(held.insert(node)),

@@ -113,10 +113,14 @@ struct Scene(Policy, Sight);
 
 impl Scene {
     fn new() -> Self {
+        Self::with_patience(Duration::ZERO)
+    }
+
+    fn with_patience(patience: Duration) -> Self {
         let settings = Settings {
             quantum: ms(100),
             worth: 9,
-            patience: Duration::ZERO,
+            patience,
         };
         Self(Policy::new(settings), Sight::default())
     }
@@ -172,6 +176,20 @@ fn whom_nobody_wants_leaves_first_and_stays_out() {
     scene.card(120, 1, 60, false);
     assert_eq!(scene.says(120, Input::RequestOver(1)), []);
     assert_eq!(scene.process(130, 2, 40, true), [Output::SwapIn(who(2), 1)]);
+}
+
+#[test]
+fn who_has_waited_for_others_is_refused_only_when_nobody_is_known_for_a_while() {
+    let mut scene = Scene::with_patience(ms(50));
+    scene.card(0, 1, 0, false);
+    scene.process(0, 1, 40, false);
+    scene.ask(10, 1, None, 40);
+    assert_eq!(scene.says(100, Input::Tick), [Output::SwapOut(who(1))]);
+    // It has left, and its memory is not seen to be free yet.
+    assert_eq!(scene.says(200, Input::Swapped(who(1), true)), []);
+    assert_eq!(scene.0.deadline(), Some(at(250)));
+    assert_eq!(scene.says(249, Input::Tick), []);
+    assert_eq!(scene.says(250, Input::Tick), [Output::Refuse(1)]);
 }
 
 #[test]
