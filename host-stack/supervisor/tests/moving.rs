@@ -195,12 +195,18 @@ fn are_right_but_for_who_moved(trees: &mut Trees, round: u64) {
 
 #[test]
 fn private_memory_that_changes_goes_along() {
-    for program in ["growing.c", "churn.c"] {
+    let grown = ["grown", "grown-child"];
+    for (program, at_last) in [("growing.c", &grown[..]), ("churn.c", &[])] {
         let (_directory, changing) = compiled(program, &[]);
         let mut trees = Trees::new();
         trees.launch("one", &[&changing]);
         trees.wait_for("ready");
         for times in 1..=5 {
+            if times == 5 {
+                wait_until("it does not grow any more", || {
+                    at_last.iter().all(|name| trees.has(name))
+                });
+            }
             trees.begin_move("one", None);
             wait_until("one has moved", || {
                 trees.output().matches("one has moved").count() == times

@@ -6,6 +6,9 @@
 //! ```
 //! What must stay true: a slot has what the image says, as far as that was read, and zeroes elsewhere. What no slot
 //! has room for is filled as any other memory.
+//!
+//! Linux makes no one mapping of memory that came by fork(2) and of what is mapped beside it later, in any process
+//! (`is_mergeable_anon_vma`): mremap(2) does not take both at once before the next move.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

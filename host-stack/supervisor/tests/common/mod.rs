@@ -546,6 +546,11 @@ impl Trees {
         fs::write(self.directory.path().join(name), "").unwrap();
     }
 
+    /// Whether they have told us something: a file of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.directory.path().join(name).exists()
+    }
+
     /// The driver, as who the trees are.
     pub fn driver(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_snaprig-ckpt-driver"));

@@ -1,6 +1,8 @@
 /* Large private memory of two processes that grows at both its ends, is cut, and written to, until there is a file `go`: each page says
-   what it must be. Then each piece of it must be a mapping still, which can be moved at once. */
+   what it must be. Then each piece of it must be a mapping still, which can be moved at once, if there was a move when it had grown:
+   what grows beside memory that a process has by fork(2) is a mapping of its own. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +36,10 @@ static void look(const char *at, size_t pages, uint64_t word) {
         CHECK(*(uint64_t *)(at + page * PAGE) == (word == 0 ? 0 : word + page));
 }
 
-static void grow(uint64_t seed, const char *ready) {
+/* Whether there is a file of this name. */
+static int is_there(const char *name) { return access(name, F_OK) == 0; }
+
+static void grow(uint64_t seed, const char *ready, const char *grown) {
     /* Free on both sides; what is cut off in the middle is another area, which cannot be read for a time. */
     char *room = mmap(NULL, (size_t)ROOM * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(room != MAP_FAILED && munmap(room, (size_t)ROOM * PAGE) == 0);
@@ -43,7 +48,7 @@ static void grow(uint64_t seed, const char *ready) {
     CHECK(heap != (char *)-1);
     map(start, PAGES);
     uint64_t word = seed;
-    while (access("go", F_OK) != 0) {
+    while (!is_there("go")) {
         word += 1 << 20;
         fill(start, (end - start) / PAGE, word);
         fill(heap, (heap_end - heap) / PAGE, word);
@@ -56,6 +61,8 @@ static void grow(uint64_t seed, const char *ready) {
             look(end - 16 * PAGE, 16, 0);
             CHECK(sbrk(16 * PAGE) == heap_end);
             heap_end += 16 * PAGE;
+        } else if (!is_there(grown)) {
+            CHECK(close(open(grown, O_CREAT | O_WRONLY, 0600)) == 0);
         }
         char *middle = start + (end - start) / PAGE / 2 * PAGE;
         fill(start, (end - start) / PAGE, word);
@@ -86,7 +93,7 @@ int main(void) {
     static char line[256];
     setvbuf(stdout, line, _IOFBF, sizeof line);
     pid_t child = fork();
-    grow(child == 0 ? 1ull << 60 : 1ull << 40, child == 0 ? NULL : "ready");
+    grow(child == 0 ? 1ull << 60 : 1ull << 40, child == 0 ? NULL : "ready", child == 0 ? "grown-child" : "grown");
     if (child == 0)
         _exit(0);
     int status;
