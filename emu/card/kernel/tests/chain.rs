@@ -20,6 +20,7 @@ const PROGRAM: &str = r#"
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -27,13 +28,14 @@ const PROGRAM: &str = r#"
 #define PAGE 4096UL
 #define CAPTURES 6
 struct capture { int fd; unsigned flags; }; struct restore { int fd, stdio[3]; };
-static uint64_t seed, sizes[2] = {33 << 20, 1 << 20}; static char *areas[2];
+/* The last one is a private mapping of a file, and has what is written to that. */
+static uint64_t seed, sizes[3] = {33 << 20, 1 << 20, 1 << 20}; static char *areas[3]; static int file;
 static uint64_t draw(uint64_t below) {
   seed ^= seed << 13; seed ^= seed >> 7; seed ^= seed << 17; return seed % below;
 }
 static uint64_t sum(void) {
   uint64_t hash = 0xcbf29ce484222325;
-  for (int a = 0; a < 2; a++)
+  for (int a = 0; a < 3; a++)
     for (uint64_t i = 0; i < sizes[a] / 8; i++) {
       hash = (hash ^ ((uint64_t *)areas[a])[i]) * 0x100000001b3;
       if (i % 512 == 0 && hash == 1) abort();
@@ -45,9 +47,17 @@ static void *room(void *at, uint64_t bytes) {
   return mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
 }
 static void change(void) {
-  int a = draw(2); uint64_t pages = sizes[a] / PAGE, page = draw(pages), count = 1 + draw(40);
+  int a = draw(3); uint64_t pages = sizes[a] / PAGE, page = draw(pages), count = 1 + draw(40);
   if (count > pages - page) count = pages - page;
   char *at = areas[a] + page * PAGE;
+  if (a == 2) {
+    static char full[PAGE]; memset(full, draw(2), PAGE);
+    for (uint64_t i = 0; i < count; i++) {
+      if (draw(8) == 0) at[i * PAGE] = draw(256);
+      else pwrite(file, full, PAGE, (page + i) * PAGE);
+    }
+    return;
+  }
   switch (draw(9)) {
   case 0: madvise(at, count * PAGE, MADV_DONTNEED); break;
   case 1: munmap(at, count * PAGE); room(at, count * PAGE); break;
@@ -62,11 +72,13 @@ static void change(void) {
 }
 static int work(void) {
   for (int a = 0; a < 2; a++) areas[a] = room(0, sizes[a]);
+  file = open("/tmp/file", O_RDWR | O_CREAT, 0600); unlink("/tmp/file"); ftruncate(file, sizes[2]);
+  areas[2] = mmap(0, sizes[2], PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
   int device = open("/dev/card/checkpoint", O_RDWR), n;
   struct capture none = {1, 2};
   if (ioctl(device, 0x40086b01, &none) != -1) return 7;
   for (int i = 0; i < CAPTURES; i++) {
-    for (n = draw(60); n > 0; n--) change();
+    for (n = i == CAPTURES - 1 ? 0 : draw(60); n > 0; n--) change();
     struct capture to = {open("/dev/image", O_WRONLY), i == 0 ? 1 : 2};
     n = ioctl(device, 0x40086b01, &to);
     if (n < 0 && errno == EOPNOTSUPP) return 77;
@@ -180,6 +192,9 @@ fn chains(kind: Kind) {
         assert_eq!(status, ExitStatus::Exited(0), "seed {seed}: {said}");
         let (said, images): (Vec<_>, _) = (said.lines().collect(), images.0.lock().unwrap());
         assert_eq!((said.len(), images.len()), (6, 6));
+        // Nothing has changed before the last one: neither the program's text nor what is shared with a file is in it.
+        let (whole, last) = (images[0].len(), images[5].len());
+        assert!(last < 256 << 10 && last < whole / 8, "{last} of {whole}");
         for last in 0..images.len() {
             let chain = images[..=last].iter().map(Vec::as_slice).collect();
             let whole = chain::collapse(chain, Vec::new()).unwrap();

@@ -21,7 +21,6 @@ use snaprig_card_memory::{CardMemory, PAGE, USER_END};
 use snaprig_card_platform::{Cpu, Regs};
 use snaprig_image::transport::Outbox;
 use snaprig_wire::{checkpoint as wire, frame};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Service, Work, is_request, tree};
 use crate::{
@@ -29,7 +28,7 @@ use crate::{
     checkpoint::{
         hold::let_others_go,
         image::{ProcessImage, SpaceImage, ThreadImage, TreeImage, restartable},
-        pages::{self, Base, Chain, Extent, PageQueue},
+        pages::{self, Base, Chain, Extent, PageQueue, Said, checksum},
     },
     mm::{AddressSpace, Area, Backing},
     state::{State, Thread, lock},
@@ -100,8 +99,12 @@ impl Call<'_> {
                 if writer.step(pages).map_err(|_| Errno::EIO)? {
                     continue;
                 }
-                let base = writing.base.zip(writing.writer.id());
-                self.process().chain = base.map(|(base, id)| Chain { id, base });
+                let said = std::mem::take(&mut writing.pages.said);
+                let base = writing.base.take();
+                self.process().chain = base.zip(writing.writer.id()).map(|(mut base, id)| {
+                    base.said.extend(said);
+                    Chain { id, base }
+                });
                 self.thread().holds = how.holds;
                 return Ok(0);
             };
@@ -286,22 +289,32 @@ impl Call<'_> {
             page_bytes: pages.iter().map(|extent| extent.pages * PAGE).sum(),
             live: how.live,
         };
-        let base = epoch.map(|epoch| Base {
+        let mut base = epoch.map(|epoch| Base {
             epoch,
             extents: pages.clone(),
+            said: Said::new(),
         });
+        let (dirty, is_shared) = (memory.dirty(), memory.shared());
+        // Of what is in a file that others have too, they tell.
+        let is_told = |page: &Extent| how.mapped && page.address >= PAGES_START;
+        let is_open = |page: &Extent| is_shared(page.frame) && !is_told(page);
         let (mut parent, mut gone) = (None, Vec::new());
-        if let Some(Chain { id, base }) = last {
-            (parent, gone) = (Some(id), base.gone(&pages));
-            let (dirty, is_shared) = (memory.dirty(), memory.shared());
-            // Of what is in a file that others have too, they tell.
-            let is_told = |page: &Extent| how.mapped && page.address >= PAGES_START;
-            let is_clean = |page: &Extent| {
-                !dirty.changed_since(page.frame, base.epoch)
-                    && (is_told(page) || !is_shared(page.frame))
-            };
-            pages = base.changed(&pages, is_clean);
+        if let Some(Chain { id, base: last }) = last {
+            (parent, gone) = (Some(id), last.gone(&pages));
+            pages = last.changed(&pages, |page| match last.said.get(&page.address) {
+                Some(said) if !is_told(page) => checksum(memory, page.frame) == *said,
+                _ => !dirty.changed_since(page.frame, last.epoch) && !is_open(page),
+            });
+            if let Some(base) = &mut base {
+                base.said = last.said;
+                for page in pages.iter().flat_map(|extent| extent.each()) {
+                    base.said.remove(&page.address);
+                }
+            }
         }
+        let said = pages.iter().flat_map(|extent| extent.each());
+        let open = said.filter(is_open).map(|page| page.address).collect();
+        drop(is_shared);
         let process = frame::encode(&image);
         let writer = Writer::start(Outbox::default(), &process, parent, &gone);
         let writer = writer.map_err(|error| {
@@ -313,7 +326,7 @@ impl Call<'_> {
         })?;
         Ok(ImageWriter {
             writer,
-            pages: PageQueue::new(memory, pages),
+            pages: PageQueue::new(memory, pages, open),
             base,
         })
     }
@@ -416,10 +429,4 @@ fn is_saved_elsewhere(area: &Area) -> bool {
             Backing::File { inode, path, .. } => path != clock::PATH && inode.stat().nlink > 0,
             Backing::Anonymous | Backing::Device { .. } | Backing::Gone => false,
         }
-}
-
-fn checksum(memory: &CardMemory, frame: u64) -> u64 {
-    let mut page = [0; PAGE as usize];
-    memory.read(frame, &mut page);
-    xxh3_64(&page)
 }

@@ -4,16 +4,23 @@
 //! (`fs::stored`). Lists are of extents, so that they are short where memory is contiguous.
 //!
 //! What must stay true: an increment has every page that may differ from the image before it, and names those that are
-//! gone. A frame counts as clean only if no write to it went unseen, nobody else uses it (or tells what it writes), and it
-//! was at that address before. Run functions go on during a pause, so files of the local store that were saved before the image are compared
-//! with what was saved, and what was written to them since is in the image.
+//! gone. A frame counts as clean only if it was at that address before, no write to it went unseen, and nobody else uses
+//! it or tells what it writes; or if it has the checksum of what was said of it. Run functions go on during a pause, so
+//! files of the local store that were saved before the image are compared with what was saved, and what was written to
+//! them since is in the image.
 
-use std::{collections::VecDeque, io, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io,
+    ops::Range,
+    sync::Arc,
+};
 
 use snaprig_card_fs::image::stored::Storing;
 use snaprig_card_image::writer::Pages;
 use snaprig_card_memory::{CardMemory, PAGE, outside};
 use snaprig_image::ImageId;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::mm::{AddressSpace, Area, Backing};
 
@@ -43,7 +50,8 @@ impl Extent {
         self.frame..self.frame + self.pages * PAGE
     }
 
-    fn each(self) -> impl Iterator<Item = Self> {
+    /// Its pages.
+    pub fn each(self) -> impl Iterator<Item = Self> {
         (0..self.pages).map(move |index| Self {
             address: self.address + index * PAGE,
             frame: self.frame + index * PAGE,
@@ -126,6 +134,18 @@ pub struct Base {
     pub epoch: u32,
     /// The image's pages.
     pub extents: Vec<Extent>,
+    /// Those that others may write to.
+    pub said: Said,
+}
+
+/// By address, the checksum of what was said of a page.
+pub type Said = BTreeMap<u64, u64>;
+
+/// The checksum of what is in a frame.
+pub fn checksum(memory: &CardMemory, frame: u64) -> u64 {
+    let mut page = [0; PAGE as usize];
+    memory.read(frame, &mut page);
+    xxh3_64(&page)
 }
 
 impl Base {
@@ -187,17 +207,23 @@ impl Base {
 pub struct PageQueue {
     memory: Arc<CardMemory>,
     extents: VecDeque<Extent>,
+    /// Addresses of those that others may write to.
+    open: BTreeSet<u64>,
+    /// What was said of them.
+    pub said: Said,
 }
 
 impl PageQueue {
-    /// All of these.
-    pub fn new(memory: &Arc<CardMemory>, extents: Vec<Extent>) -> Self {
+    /// All of these; to those at the `open` addresses others may write, and nobody says so.
+    pub fn new(memory: &Arc<CardMemory>, extents: Vec<Extent>, open: BTreeSet<u64>) -> Self {
         for extent in &extents {
             memory.get_run(extent.frame, extent.pages);
         }
         Self {
             memory: memory.clone(),
             extents: extents.into(),
+            open,
+            said: Said::new(),
         }
     }
 
@@ -237,6 +263,9 @@ impl Pages for PageQueue {
             return Ok(false);
         }
         self.memory.read(self.extents[0].frame, room);
+        if self.open.remove(&address) {
+            self.said.insert(address, xxh3_64(room));
+        }
         self.pop();
         Ok(true)
     }
@@ -294,7 +323,7 @@ mod tests {
             before in some_pages(), now in some_pages(), dirty: BTreeSet<u8>,
         ) {
             prop_assert_eq!(&pages_of(&extents(&now)), &now);
-            let base = Base { epoch: 1, extents: extents(&before) };
+            let base = Base { epoch: 1, extents: extents(&before), said: Said::new() };
             let gone: BTreeSet<u64> = base
                 .gone(&extents(&now))
                 .into_iter()
