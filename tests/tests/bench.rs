@@ -69,6 +69,7 @@ fn what_snapify_costs_is_measured() {
         "restart",
         "local_store",
         "migration",
+        "live",
         "swap_out",
         "swap_in",
     ];
@@ -80,7 +81,7 @@ fn what_is_measured_of_snapify_is_a_page_too() {
     let directory = tempfile::tempdir().expect("a directory");
     let report = directory.path().join("report.html");
     let output = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"))
-        .args(["bench", "snapify", "--only", "migration", "--runs", "2"])
+        .args(["bench", "snapify", "--only", "migration", "--runs", "1"])
         .arg("--report")
         .arg(&report)
         .arg("--dir")

@@ -88,35 +88,62 @@ pub fn of_overhead(overhead: &Overhead) -> Figure {
 
 /// The paper's Figure 10, as far as it was measured.
 pub fn of_operations(rows: &[Row]) -> Vec<Figure> {
-    let time = |letter, title, operation| {
+    let time = |title: &str, operation| {
         let phases = Operation::phases(operation);
         let value = |sample: &Sample| {
             let value = |phase| sample.phases_ms.get(phase).copied().unwrap_or(0.0);
             phases.iter().map(value).collect()
         };
         let groups = groups(rows, operation, phases.len(), value);
-        let (from, to) = paper::seconds(operation);
+        let here = range(&groups, 1e3, "s");
+        let paper = match paper::seconds(operation) {
+            Some((from, to)) => format!("The paper: {from} to {to} s. Here: {here}."),
+            None => format!("Here: {here}.\nStopped, it takes {}.", times(rows)),
+        };
         Figure {
-            title: format!("Figure 10 ({letter}): {title}"),
+            title: title.into(),
             unit: "ms",
             series: phases.iter().map(|phase| phase_name(*phase)).collect(),
-            paper: format!(
-                "The paper: {from} to {to} s. Here: {}.",
-                range(&groups, 1e3, "s")
-            ),
+            paper,
             groups,
         }
     };
     let all = [
-        time("a", "checkpoint", Operation::Checkpoint),
+        time("Figure 10 (a): checkpoint", Operation::Checkpoint),
         sizes(rows),
-        time("c", "restart", Operation::Restart),
-        time("d", "migration", Operation::Migration),
-        time("e", "swapping out", Operation::SwapOut),
-        time("f", "swapping in", Operation::SwapIn),
+        time("Figure 10 (c): restart", Operation::Restart),
+        time("Figure 10 (d): migration", Operation::Migration),
+        time("How long a live migration stands still", Operation::Live),
+        time("Figure 10 (e): swapping out", Operation::SwapOut),
+        time("Figure 10 (f): swapping in", Operation::SwapIn),
     ];
     let is_measured = |figure: &Figure| !figure.groups.is_empty();
     all.into_iter().filter(is_measured).collect()
+}
+
+/// How many times as long as a live migration one takes that is stopped, from the least to the most.
+fn times(rows: &[Row]) -> String {
+    let middle = |workload, operation| {
+        let mut rows = rows.iter();
+        let row = rows.find(|row| (row.workload, row.operation) == (workload, operation))?;
+        let mut totals: Vec<_> = row.samples.iter().map(|sample| sample.total_ms).collect();
+        totals.sort_by(f64::total_cmp);
+        totals.get(totals.len().saturating_sub(1) / 2).copied()
+    };
+    let live = rows.iter().filter(|row| row.operation == Operation::Live);
+    let times = live.filter_map(|row| {
+        let of = |operation| middle(row.workload, operation);
+        let times = of(Operation::Migration)? / of(Operation::Live)?;
+        Some((times, row.workload))
+    });
+    let mut times: Vec<_> = times.collect();
+    times.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    match (times.first(), times.last()) {
+        (Some((least, of)), Some((most, at_most))) => {
+            format!("{least:.1} ({of}) to {most:.1} ({at_most}) times as long")
+        }
+        _ => "as long".into(),
+    }
 }
 
 fn sizes(rows: &[Row]) -> Figure {
@@ -270,6 +297,7 @@ pub mod tests {
             row("MD", Operation::Checkpoint, &[60.0, 100.0, 50.0]),
             row("LU-MZ", Operation::Checkpoint, &[12_345.0, 23_456.0]),
             row("MD", Operation::Migration, &[25.0]),
+            row("MD", Operation::Live, &[5.0]),
         ]
     }
 

@@ -4,8 +4,10 @@
 //! checkpoint: a program on card 1 --> held --> `snaprig snapify checkpoint` --> killed --> `restart`, on another rig
 //! swap:       a program on card 1 --> held --> out, to a directory of the host --> in, on card 1
 //! migration:  a program on card 1 --> held --> to card 2
+//! live:       a program on card 1 --> copied to card 2 while it works --> to card 2
 //! ```
-//! Each time it is a program of its own, which works when it is held: its run functions are under way. Where a step is
+//! Each time it is a program of its own, which works when it is held: its run functions are under way. Of a live migration,
+//! only that counts for which the program stands still. Where a step is
 //! one of Snapify's, its time is what the program reports of it (`snaprig snapify list --json`).
 
 use std::{
@@ -49,6 +51,8 @@ pub enum Operation {
     Restart,
     /// The offload process goes to another card.
     Migration,
+    /// The same, of one that was copied while it worked.
+    Live,
     /// The offload process leaves its card.
     SwapOut,
     /// It comes back.
@@ -94,7 +98,7 @@ impl Operation {
         match self {
             Self::Checkpoint => &[Pause, Capture, Host, Write, Rest],
             Self::Restart => &[Host, Restore, Resume],
-            Self::Migration => &[Pause, Capture, Restore, Resume, Rest],
+            Self::Migration | Self::Live => &[Pause, Capture, Restore, Resume, Rest],
             Self::SwapOut => &[Pause, Capture, Rest],
             Self::SwapIn => &[Restore, Resume, Rest],
         }
@@ -230,6 +234,16 @@ impl Scene<'_> {
         Ok(program)
     }
 
+    /// A program that works, and goes on.
+    fn at_work(&self, workload: &Workload, place: &Path) -> Result<Program, AnyError> {
+        let program = self.held(workload)?;
+        let mut client = Client::connect(self.rig.dir(), program.child.id())?;
+        for command in [Control::Pause(place.join("held")), Control::Resume] {
+            client.run(&command, PATIENCE)?;
+        }
+        Ok(program)
+    }
+
     fn checkpoint(
         &self,
         workload: &Workload,
@@ -282,10 +296,18 @@ impl Scene<'_> {
         workload: &Workload,
         place: &Path,
     ) -> Result<Vec<(Operation, Sample)>, AnyError> {
+        let go = |name| Control::Migrate(place.join(name), THERE);
         let program = self.held(workload)?;
-        let go = Control::Migrate(place.join("snapshot"), THERE);
-        let sample = self.timed(&program, Operation::Migration, &go)?;
-        Ok(vec![(Operation::Migration, sample)])
+        let stopped = self.timed(&program, Operation::Migration, &go("stopped"))?;
+        drop(program);
+        let program = self.at_work(workload, place)?;
+        let copy = Control::Copy(place.join("live"), Some(THERE));
+        Client::connect(self.rig.dir(), program.child.id())?.run(&copy, PATIENCE)?;
+        let live = self.timed(&program, Operation::Live, &go("live"))?;
+        Ok(vec![
+            (Operation::Migration, stopped),
+            (Operation::Live, live),
+        ])
     }
 
     fn timed(
@@ -441,7 +463,7 @@ mod tests {
             elapsed: Some(Duration::from_millis(10)),
             bytes,
         };
-        // None of what is measured here is copied before it is paused.
+        // What is copied before it is paused does not count.
         let live = [Step::Copy, Step::Preload];
         let steps = Step::ALL.into_iter().filter(|step| !live.contains(step));
         (0..).zip(steps).map(step).collect()
@@ -469,6 +491,7 @@ mod tests {
             (Operation::Checkpoint, checkpoint.clone()),
             (Operation::Restart, restarted(&steps(), took)),
             run(Operation::Migration),
+            run(Operation::Live),
             run(Operation::SwapOut),
             run(Operation::SwapIn),
         ];

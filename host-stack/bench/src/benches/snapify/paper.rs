@@ -3,15 +3,16 @@
 
 use super::operations::Operation;
 
-/// From the shortest of all workloads to the longest, in seconds.
-pub fn seconds(operation: Operation) -> (f64, f64) {
-    match operation {
+/// From the shortest of all workloads to the longest, in seconds; none: the paper has nothing of the kind.
+pub fn seconds(operation: Operation) -> Option<(f64, f64)> {
+    Some(match operation {
         Operation::Checkpoint => (3.0, 21.0),
         Operation::Restart => (3.0, 24.0),
         Operation::Migration => (4.9, 31.6),
         Operation::SwapOut => (2.1, 11.8),
         Operation::SwapIn => (2.0, 14.8),
-    }
+        Operation::Live => return None,
+    })
 }
 
 /// The files of a checkpoint, from the smallest to the largest, in MB.

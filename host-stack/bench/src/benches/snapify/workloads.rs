@@ -65,7 +65,7 @@ pub const WORKLOADS: [Workload; 8] = [
         name: "MC",
         arguments: &["--paths", "20000"],
         scaled: ("--steps", 10000),
-        large: &["--paths", "32M", "--steps", "200"],
+        large: &["--paths", "32M", "--steps", "2000"],
     },
     Workload {
         folder: "sg",
