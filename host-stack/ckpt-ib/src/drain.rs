@@ -177,8 +177,8 @@ pub fn look<S, R>(
     }
 }
 
-/// Where messages can come that are lost without a receive, sees to it that there are `count`: who sends them may not have quiesced yet, and the
-/// program does not post any more. `longest` is how long one may be. Whether there is any such queue pair.
+/// Where messages can come that are lost without a receive, sees to it that there are `count`: who sends them may not have
+/// quiesced yet, and the program does not post any more. `longest` is how long one may be. Whether there is any such queue pair.
 pub fn lend_ahead<S, R>(
     process: &mut Process<S, R>,
     below: &mut impl Below<S, R>,
@@ -188,15 +188,15 @@ pub fn lend_ahead<S, R>(
     let all = process
         .each_qp()
         .filter(|(_, qp)| qp.service != Service::Reliable && qp.receives_messages());
-    let all: Vec<_> = all.map(|(place, qp)| (place, qp.name, qp.shared)).collect();
-    for (place, name, shared) in &all {
-        let queue = shared.map_or(Queue::Receives(*place), Queue::Shared);
+    let all = all.map(|(place, qp)| (place, qp.name, qp.receive_queue(place)));
+    let all: Vec<_> = all.collect();
+    for (place, name, queue) in all.iter().copied() {
         let Some(receives) = process.receives(queue) else {
             continue;
         };
         let missing = count.saturating_sub(receives.below());
-        lend_some(receives, below, (queue, longest(*place)), missing)
-            .map_err(|why| Refusal::Below(*name, why))?;
+        lend_some(receives, below, (queue, longest(place)), missing)
+            .map_err(|why| Refusal::Below(name, why))?;
     }
     Ok(!all.is_empty())
 }
@@ -322,7 +322,7 @@ impl Drain {
             if qp.service != Service::Reliable || !qp.receives_messages() {
                 continue;
             }
-            let queue = qp.shared.map_or(Queue::Receives(place), Queue::Shared);
+            let queue = qp.receive_queue(place);
             let (mut messages, mut longest) = (0, 0);
             for (from, outgoing) in self.to(qp.name) {
                 messages += outgoing.messages.saturating_sub(qp.accounted(from));

@@ -3,6 +3,7 @@
 use crate::{
     Name,
     completions::SUCCESS,
+    cookie::Queue,
     counts::Counts,
     names::{Aliases, Receiver},
     process::Came,
@@ -97,6 +98,11 @@ impl<S, R> QueuePair<S, R> {
         self.sent.clear();
         self.taken.clear();
         self.lost.clear();
+    }
+
+    /// Where receives for its messages are posted; `place` is its own.
+    pub fn receive_queue(&self, place: u32) -> Queue {
+        self.shared.map_or(Queue::Receives(place), Queue::Shared)
     }
 
     /// Whether messages can come.

@@ -56,13 +56,11 @@ impl Unkept {
     pub(super) fn kept(&mut self) -> Vec<(ConnectionId, Vec<ToMember>)> {
         // An answer to nothing is none.
         self.kept = self.told.min(self.kept + 1);
-        let waiting = std::mem::take(&mut self.waiting).into_iter();
-        let (known, unknown) = waiting.partition(|(_, one)| one.until <= self.kept);
-        self.waiting = unknown;
-        let known: BTreeMap<_, Waiting> = known;
+        let is_known = |one: &Waiting| one.until <= self.kept;
+        let known = self.waiting.iter_mut().filter(|(_, one)| is_known(one));
+        let known = known.map(|(connection, one)| (*connection, std::mem::take(&mut one.messages)));
+        let known = known.collect();
+        self.waiting.retain(|_, one| !is_known(one));
         known
-            .into_iter()
-            .map(|(connection, one)| (connection, one.messages))
-            .collect()
     }
 }

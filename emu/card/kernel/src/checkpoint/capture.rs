@@ -312,8 +312,10 @@ impl Call<'_> {
                 }
             }
         }
-        let said = pages.iter().flat_map(|extent| extent.each());
-        let open = said.filter(is_open).map(|page| page.address).collect();
+        // What no image builds on need not be compared with anything.
+        let said = pages.iter().filter(|_| base.is_some());
+        let said = said.flat_map(|extent| extent.each()).filter(is_open);
+        let open = said.map(|page| page.address).collect();
         drop(is_shared);
         let process = frame::encode(&image);
         let writer = Writer::start(Outbox::default(), &process, parent, &gone);

@@ -74,8 +74,7 @@ impl Member {
     /// Where its receives for a connection are posted.
     pub fn queue(&self, qp: u32) -> Queue {
         let pair = self.process.qps.get(qp as usize).and_then(Option::as_ref);
-        let shared = pair.and_then(|pair| pair.shared);
-        shared.map_or(Queue::Receives(qp), Queue::Shared)
+        pair.map_or(Queue::Receives(qp), |pair| pair.receive_queue(qp))
     }
 }
 
