@@ -94,11 +94,15 @@ pub fn of_operations(rows: &[Row]) -> Vec<Figure> {
             let value = |phase| sample.phases_ms.get(phase).copied().unwrap_or(0.0);
             phases.iter().map(value).collect()
         };
-        let groups = groups(rows, operation, phases.len(), value);
+        let of = |operation| groups(rows, operation, phases.len(), value);
+        let groups = of(operation);
         let here = range(&groups, 1e3, "s");
         let paper = match paper::seconds(operation) {
             Some((from, to)) => format!("The paper: {from} to {to} s. Here: {here}."),
-            None => format!("Here: {here}.\nStopped, it takes {}.", times(rows)),
+            None => format!(
+                "Here: {here}.\nStopped, it takes {}.",
+                times(&of(Operation::Migration), &groups)
+            ),
         };
         Figure {
             title: title.into(),
@@ -122,27 +126,17 @@ pub fn of_operations(rows: &[Row]) -> Vec<Figure> {
 }
 
 /// How many times as long as a live migration one takes that is stopped, from the least to the most.
-fn times(rows: &[Row]) -> String {
-    let middle = |workload, operation| {
-        let mut rows = rows.iter();
-        let row = rows.find(|row| (row.workload, row.operation) == (workload, operation))?;
-        let mut totals: Vec<_> = row.samples.iter().map(|sample| sample.total_ms).collect();
-        totals.sort_by(f64::total_cmp);
-        totals.get(totals.len().saturating_sub(1) / 2).copied()
-    };
-    let live = rows.iter().filter(|row| row.operation == Operation::Live);
-    let times = live.filter_map(|row| {
-        let of = |operation| middle(row.workload, operation);
-        let times = of(Operation::Migration)? / of(Operation::Live)?;
-        Some((times, row.workload))
+fn times(stopped: &[Group], live: &[Group]) -> String {
+    let times = live.iter().filter_map(|live| {
+        let stopped = stopped.iter().find(|one| one.name == live.name)?;
+        let total = |group: &Group| group.bars.first().map(Bar::total);
+        Some((total(stopped)? / total(live)?, live.name))
     });
-    let mut times: Vec<_> = times.collect();
-    times.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    match (times.first(), times.last()) {
-        (Some((least, of)), Some((most, at_most))) => {
+    match extremes(times) {
+        Some(((least, of), (most, at_most))) => {
             format!("{least:.1} ({of}) to {most:.1} ({at_most}) times as long")
         }
-        _ => "as long".into(),
+        None => "as long".into(),
     }
 }
 
@@ -190,14 +184,22 @@ fn range(groups: &[Group], divisor: f64, unit: &str) -> String {
         let bars = group.bars.iter();
         bars.map(|bar| (bar.total() / divisor, group.name))
     });
-    let mut bars: Vec<_> = bars.collect();
-    bars.sort_by(|(one, _), (other, _)| one.total_cmp(other));
-    match (bars.first(), bars.last()) {
-        (Some((lowest, least)), Some((highest, most))) => {
+    match extremes(bars) {
+        Some(((lowest, least), (highest, most))) => {
             format!("{lowest:.2} ({least}) to {highest:.2} {unit} ({most})")
         }
-        _ => "nothing".into(),
+        None => "nothing".into(),
     }
+}
+
+/// A number, and what it is of.
+type Named = (f64, &'static str);
+
+/// The lowest and the highest.
+fn extremes(all: impl Iterator<Item = Named>) -> Option<(Named, Named)> {
+    let mut all: Vec<_> = all.collect();
+    all.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+    Some((*all.first()?, *all.last()?))
 }
 
 fn phase_name(phase: Phase) -> &'static str {

@@ -7,8 +7,8 @@
 //! live:       a program on card 1 --> copied to card 2 while it works --> to card 2
 //! ```
 //! Each time it is a program of its own, which works when it is held: its run functions are under way. Of a live migration,
-//! only that counts for which the program stands still. Where a step is
-//! one of Snapify's, its time is what the program reports of it (`snaprig snapify list --json`).
+//! only that counts for which the program stands still. Where a step is one of Snapify's, its time is what the program
+//! reports of it (`snaprig snapify list --json`).
 
 use std::{
     collections::BTreeMap,

@@ -205,7 +205,7 @@ impl Policy {
         Prospect::From(from, victims)
     }
 
-    /// Whether nobody is known who could make room for a request; when it is refused if it stays so.
+    /// Notes whether nobody is known who could make room for a request; when it is refused if that stays so.
     fn hopeless(&mut self, id: RequestId, is: bool) -> Duration {
         let Some(request) = self.requests.get_mut(&id) else {
             return self.now;
