@@ -2,7 +2,11 @@
 
 use std::{
     ffi::c_void,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
+    process::ExitStatus,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         mpsc::{Sender, channel},
@@ -76,7 +80,7 @@ impl PtraceSpace {
         if pid < 0 {
             return Err(host("fork of an address space"));
         }
-        let task = Task::volunteer(pid)?;
+        let task = Task::volunteer(pid, failure)?;
         let leader = Leader(task);
         // What is left of the VMM's memory in a process that was forked from it.
         let above = STUB + PAGE;
@@ -219,6 +223,31 @@ fn rseq_area() -> Option<(usize, u32)> {
     (bytes > 0).then(|| (thread.wrapping_add_signed(offset), bytes))
 }
 
+/// What a child that did not get into the stub exits with, for want of another way to say it.
+const NO_PARENT: i32 = 1;
+const NO_STUB: i32 = 2;
+const NOT_TRACED: i32 = 3;
+/// And what seccomp(2) said, as far as it fits into a byte (ENOTSUPP, which it says when the kernel has no room
+/// for the filter's code, does not).
+const NO_FILTER: i32 = 4;
+const ERRNO_MAX: i32 = u8::MAX as i32 - NO_FILTER;
+
+/// Why a child never got into the stub, by the status of its end.
+fn failure(status: i32) -> String {
+    let status = ExitStatus::from_raw(status);
+    let why = match status.code() {
+        Some(NO_PARENT) => "it was orphaned at once".into(),
+        Some(NO_STUB) => "the stub could not be mapped".into(),
+        Some(NOT_TRACED) => "it may not be traced".into(),
+        Some(code) if code >= NO_FILTER => match code - NO_FILTER {
+            ERRNO_MAX => "the kernel has no room for its filter's code".into(),
+            errno => format!("its filter: {}", std::io::Error::from_raw_os_error(errno)),
+        },
+        _ => status.to_string(),
+    };
+    format!("its process did not become an address space: {why}")
+}
+
 /// Maps the stub, gives up all descriptors but card memory, enters the filter, and stops in the stub for
 /// its tracer.
 ///
@@ -239,7 +268,7 @@ unsafe fn become_empty(
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         if libc::getppid() != parent {
-            libc::_exit(1);
+            libc::_exit(NO_PARENT);
         }
         if let Some((area, bytes)) = rseq {
             for bytes in [bytes, RSEQ_BYTES] {
@@ -267,9 +296,14 @@ unsafe fn become_empty(
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
-        let traced = libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-        if mapped == libc::MAP_FAILED || traced != 0 || !filter::enter(filter) {
-            libc::_exit(1);
+        if mapped == libc::MAP_FAILED {
+            libc::_exit(NO_STUB);
+        }
+        if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
+            libc::_exit(NOT_TRACED);
+        }
+        if !filter::enter(filter) {
+            libc::_exit(NO_FILTER + (*libc::__errno_location()).min(ERRNO_MAX));
         }
         // The tracer unmaps everything else: it can, from the stub; this code could not.
         std::arch::asm!(

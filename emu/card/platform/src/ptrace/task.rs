@@ -4,7 +4,7 @@
 //! `int3` behind it, in 64-bit mode. Where it runs the guest's code, it does so under
 //! PTRACE_SYSEMU, which lets no system call through.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, os::unix::process::ExitStatusExt, process::ExitStatus};
 
 use super::{
     host,
@@ -29,21 +29,25 @@ impl Task {
     pub fn seize(tid: libc::pid_t) -> Result<Self, PlatformError> {
         ptrace(libc::PTRACE_SEIZE, tid, 0, OPTIONS)?;
         ptrace(libc::PTRACE_INTERRUPT, tid, 0, 0)?;
-        Self::stopped(tid)
+        Self::stopped(tid, ended)
     }
 
-    /// The child that has asked for the calling thread to trace it, and stops.
-    pub fn volunteer(tid: libc::pid_t) -> Result<Self, PlatformError> {
-        let task = Self::stopped(tid)?;
+    /// The child that has asked for the calling thread to trace it, and stops; `failure` says why it ended
+    /// instead.
+    pub fn volunteer(
+        tid: libc::pid_t,
+        failure: impl Fn(i32) -> String,
+    ) -> Result<Self, PlatformError> {
+        let task = Self::stopped(tid, failure)?;
         ptrace(libc::PTRACE_SETOPTIONS, tid, 0, OPTIONS)?;
         Ok(task)
     }
 
-    fn stopped(tid: libc::pid_t) -> Result<Self, PlatformError> {
+    fn stopped(tid: libc::pid_t, ended: impl Fn(i32) -> String) -> Result<Self, PlatformError> {
         // SAFETY: the structure has numbers alone, for which zero is a value.
         let first = unsafe { std::mem::zeroed() };
         let mut task = Self { tid, first };
-        task.wait()?;
+        task.wait_or(ended)?;
         task.first = task.registers()?;
         Ok(task)
     }
@@ -94,6 +98,11 @@ impl Task {
 
     /// Waits until the task stops; returns the stop's status.
     pub fn wait(&self) -> Result<i32, PlatformError> {
+        self.wait_or(ended)
+    }
+
+    /// The same; `ended` says what the status of an end means.
+    fn wait_or(&self, ended: impl Fn(i32) -> String) -> Result<i32, PlatformError> {
         let mut status = 0;
         loop {
             // SAFETY: `status` is an integer of this frame, which outlives the call that writes to it.
@@ -102,7 +111,7 @@ impl Task {
                 return Ok(status);
             }
             if waited == self.tid {
-                return Err(PlatformError::Guest(format!("its task ended: {status:#x}")));
+                return Err(PlatformError::Guest(ended(status)));
             }
             if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
                 return Err(host("waitpid"));
@@ -185,6 +194,11 @@ impl Task {
         // A kick may stop it on its way.
         while going && self.ptrace(libc::PTRACE_CONT, 0, 0).is_ok() && self.wait().is_ok() {}
     }
+}
+
+/// What is said of a task that ended without being asked to.
+fn ended(status: i32) -> String {
+    format!("its task ended: {}", ExitStatus::from_raw(status))
 }
 
 /// A tracer that ends takes the task with it; stops at system calls can be told from traps.
