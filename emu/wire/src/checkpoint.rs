@@ -64,6 +64,9 @@ pub const LIVE: u32 = 8;
 /// are open; none is marked. For an image of a chain what others write there, by whichever way, counts if it was told with
 /// [`WROTE`] before the capture.
 pub const MAPPED: u32 = 16;
+/// Flag of [`CAPTURE`]: of files that the processes map shared nothing is in the image; what they are when it is written is
+/// on the other card before the image is restored there.
+pub const APART: u32 = 32;
 /// Path of the device.
 pub const PATH: &str = "/dev/card/checkpoint";
 
@@ -73,7 +76,8 @@ pub const PATH: &str = "/dev/card/checkpoint";
 pub struct Capture {
     /// Descriptor to write the image to.
     pub fd: i32,
-    /// [`TRACK`] or [`INCREMENT`], neither: a whole image, on its own; and [`HOLD`] or [`LIVE`], and [`MAPPED`].
+    /// [`TRACK`] or [`INCREMENT`], neither: a whole image, on its own; and [`HOLD`] or [`LIVE`], and [`MAPPED`]; or a
+    /// whole image with [`APART`].
     pub flags: u32,
 }
 

@@ -34,6 +34,7 @@ pub fn restore(
         snapshot,
         number,
         local_store,
+        from,
         binaries,
         proxy,
     } = request
@@ -47,11 +48,14 @@ pub fn restore(
     let mut made = Vec::new();
     let result = (|| {
         for file in local_store {
-            let from = format!("{snapshot}/{LOCAL_STORE}/{}", file.name);
+            let place = match *from {
+                HOST => &format!("{snapshot}/{LOCAL_STORE}/{}", file.name),
+                _ => &file.card_path,
+            };
             // One that is there is that of a living process.
             let fetched = match Path::new(&file.card_path).exists() {
                 true => Err(io::Error::from_raw_os_error(libc::EEXIST)),
-                false => fetch(&from, file, false),
+                false => fetch((*from, place), file, false),
             };
             fetched.map_err(|error| describe(&file.card_path, &error))?;
             made.push(&file.card_path);
@@ -156,19 +160,19 @@ fn fetch_binaries(snapshot: &str, number: u32, files: &[StoredFile]) -> Result<(
         let is_there = brought::is_own(path, file.len) || number > 0 && path.exists();
         if !is_there {
             let from = format!("{snapshot}/{BINARIES}/{}", file.name);
-            let fetched = fetch(&from, file, true);
+            let fetched = fetch((HOST, &from), file, true);
             fetched.map_err(|error| describe(&file.card_path, &error))?;
         }
     }
     Ok(())
 }
 
-/// Brings one file to the card, under its name only when it is whole: whoever has an earlier one
+/// Brings one file of another node to the card, under its name only when it is whole: whoever has an earlier one
 /// open keeps that.
-fn fetch(from: &str, file: &StoredFile, is_binary: bool) -> io::Result<()> {
+fn fetch((node, from): (u16, &str), file: &StoredFile, is_binary: bool) -> io::Result<()> {
     brought::named_when_whole(Path::new(&file.card_path), |partial| {
         let mut to = File::create(partial)?;
-        snapify_io::open_read(HOST, from, Kind::Snapshot)?.copy_to(&mut to)?;
+        snapify_io::open_read(node, from, Kind::Snapshot)?.copy_to(&mut to)?;
         if is_binary {
             brought::mark(&to, hash(partial)?)?;
         }

@@ -2,7 +2,7 @@
 //! (paper sections 4.1 to 4.3; the messages are in [`snaprig_offload_wire::snapify`]).
 //!
 //! ```text
-//!           Pause          Drain            channels empty, local store saved
+//!           Pause          Drain            channels empty, local store safe
 //!  Running -------> Agreed -------> Draining --------------------------------> Quiet
 //!     ^                                                                         |  ^
 //!     |                                                             Capture     v  |
@@ -31,7 +31,7 @@ use std::{
 
 use snaprig_offload_wire::{
     coi::Channel,
-    snapify::{Link, Reply, Request, StoredFile},
+    snapify::{Link, Reply, Request, Store, StoredFile},
 };
 
 /// Why something could not be done, for the host: a Linux error number or 0, and what went wrong.
@@ -69,7 +69,7 @@ pub enum Input {
     Request(Request),
     /// The daemon, or whoever pauses through it, is gone.
     DaemonGone,
-    /// [`Output::SaveLocalStore`] is done.
+    /// [`Output::SaveLocalStore`] or [`Output::ListLocalStore`] is done.
     Saved(Result<Vec<StoredFile>, Failure>),
     /// [`Output::Capture`] is done.
     Captured(Result<Captured, Failure>),
@@ -84,6 +84,8 @@ pub enum Output {
     Reply(Reply),
     /// Save the local store below this directory. Then [`Input::Saved`].
     SaveLocalStore(String),
+    /// Say what there is of it. Then [`Input::Saved`].
+    ListLocalStore,
     /// Stream the process to this directory. Then [`Input::Captured`]. If the process is to end and
     /// the capture goes well, nothing of it runs from then on: whoever streams it answers with
     /// [`Reply::Captured`] and waits for what comes next. With [`Request::End`], or if the daemon is gone
@@ -117,7 +119,7 @@ enum State {
     Copying,
     Agreed,
     Draining {
-        snapshot: Option<String>,
+        store: Store,
         sent: Vec<u64>,
     },
     Saving,
@@ -231,16 +233,16 @@ impl Machine {
             }
             Input::Saved(_) | Input::Copied(_) => {}
         }
-        if let State::Draining { snapshot, sent } = &self.state
+        if let State::Draining { store, sent } = &self.state
             && self.is_empty(sent)
         {
-            match snapshot.clone() {
-                Some(snapshot) => {
-                    self.state = State::Saving;
-                    self.outputs.push_back(Output::SaveLocalStore(snapshot));
-                }
-                None => self.saved(Ok(Vec::new())),
-            }
+            let output = match store.clone() {
+                Store::InImage => return self.saved(Ok(Vec::new())),
+                Store::Saved(snapshot) => Output::SaveLocalStore(snapshot),
+                Store::Stays => Output::ListLocalStore,
+            };
+            self.state = State::Saving;
+            self.outputs.push_back(output);
         }
     }
 
@@ -301,8 +303,8 @@ impl Machine {
                 self.state = State::Agreed;
                 self.reply(Reply::Agreed);
             }
-            (State::Agreed, Request::Drain { snapshot, sent, .. }) => {
-                self.state = State::Draining { snapshot, sent };
+            (State::Agreed, Request::Drain { store, sent, .. }) => {
+                self.state = State::Draining { store, sent };
             }
             (
                 State::Quiet,
@@ -386,7 +388,7 @@ mod tests {
     fn drain(sent: &[u64]) -> Input {
         Input::Request(Request::Drain {
             pid: PID,
-            snapshot: Some("/s".into()),
+            store: Store::Saved("/s".into()),
             sent: sent.to_vec(),
         })
     }
@@ -493,7 +495,7 @@ mod tests {
         // Its local store is in the image that is to come.
         let drain = Input::Request(Request::Drain {
             pid: PID,
-            snapshot: None,
+            store: Store::InImage,
             sent: vec![],
         });
         give(&mut machine, [pause(), drain, Input::Marker]);

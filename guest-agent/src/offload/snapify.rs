@@ -8,6 +8,7 @@ use std::{
         fd::{AsRawFd, FromRawFd, IntoRawFd},
         unix::net::UnixStream,
     },
+    path::PathBuf,
     sync::atomic::{AtomicI32, Ordering},
 };
 
@@ -17,7 +18,7 @@ use snaprig_offload_wire::{
 };
 use snaprig_snapify_io_client::{self as snapify_io, Kind as FileKind, LastWord, RemoteFile};
 use snaprig_wire::{
-    checkpoint::{self, Capture, HOLD, INCREMENT, LIVE, MAPPED, RESTARTED, TRACK, Wrote},
+    checkpoint::{self, APART, Capture, HOLD, INCREMENT, LIVE, MAPPED, RESTARTED, TRACK, Wrote},
     frame,
     scif::HOST,
 };
@@ -64,7 +65,7 @@ pub fn serve(runtime: &'static Runtime, mut nudged: io::PipeReader) {
     let mut byte = [0];
     while matches!(wake.read(&mut byte), Ok(1)) {
         let session = announce(&Purpose::Signalled)
-            .and_then(|daemon| Session { runtime, daemon }.run(&mut nudged));
+            .and_then(|daemon| Session::new(runtime, daemon).run(&mut nudged));
         if let Err(error) = session {
             eprintln!("snapify: {error}");
         }
@@ -74,9 +75,20 @@ pub fn serve(runtime: &'static Runtime, mut nudged: io::PipeReader) {
 struct Session {
     runtime: &'static Runtime,
     daemon: UnixStream,
+    /// The local store stays where it is, for another card to fetch it.
+    stays: bool,
 }
 
 impl Session {
+    fn new(runtime: &'static Runtime, daemon: UnixStream) -> Self {
+        let stays = false;
+        Self {
+            runtime,
+            daemon,
+            stays,
+        }
+    }
+
     /// Serves until resume, or until the daemon is gone, which resumes too.
     fn run(mut self, nudged: &mut io::PipeReader) -> io::Result<()> {
         let result = self.serve(nudged);
@@ -123,6 +135,12 @@ impl Session {
                 let saved = saved.map_err(failure);
                 self.runtime.lock().machine.handle(Input::Saved(saved));
             }
+            Output::ListLocalStore => {
+                self.stays = true;
+                let files = lock(&self.runtime.buffers).files();
+                let files = Ok(files.into_iter().map(stored).collect());
+                self.runtime.lock().machine.handle(Input::Saved(files));
+            }
             Output::Capture {
                 snapshot,
                 terminate,
@@ -153,7 +171,8 @@ impl Session {
     /// How an image is captured, after the kernel has been told what is to be in it.
     fn how(&self, link: Option<Link>) -> io::Result<How> {
         let Some(Link { number, wrote }) = link else {
-            return Ok(How::default());
+            let flags = if self.stays { APART } else { 0 };
+            return Ok(How { number: 0, flags });
         };
         let service = service()?;
         let buffers = lock(&self.runtime.buffers);
@@ -180,21 +199,15 @@ impl Session {
         let files = lock(&self.runtime.buffers).files();
         files
             .into_iter()
-            .map(|(name, path, len)| {
-                let mut from = File::open(&path)?;
-                let to = format!("{snapshot}/{LOCAL_STORE}/{name}");
+            .map(|file| {
+                let file = stored(file);
+                let mut from = File::open(&file.card_path)?;
+                let to = format!("{snapshot}/{LOCAL_STORE}/{}", file.name);
                 let mut to = snapify_io::open_write(HOST, &to, FileKind::Snapshot)?;
                 // A daemon that has failed says why when it is asked for the end.
                 let copied = snapify_io::copy(&mut from, &mut to);
                 snapify_io::finish(to)?;
-                copied?;
-                let card_path = path.to_string_lossy().into_owned();
-                Ok(StoredFile {
-                    name,
-                    card_path,
-                    len,
-                    mode: 0o600,
-                })
+                copied.map(|_| file)
             })
             .collect()
     }
@@ -216,6 +229,16 @@ impl Session {
         }
         self.runtime.look_again();
         Ok(())
+    }
+}
+
+/// A file of the local store, by its name, path and length.
+fn stored((name, path, len): (String, PathBuf, u64)) -> StoredFile {
+    StoredFile {
+        name,
+        card_path: path.to_string_lossy().into_owned(),
+        len,
+        mode: 0o600,
     }
 }
 
@@ -259,7 +282,7 @@ fn mark() -> io::Result<()> {
 }
 
 /// Which image of a process is captured.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct How {
     number: u32,
     flags: u32,

@@ -1,6 +1,7 @@
 //! The server: files of this card, for the host and for other cards.
 //!
-//! What must stay true: the host may have any file, and another card those in [`SHARED`]; a file that is written takes its
+//! What must stay true: the host may have any file, and another card those in [`SHARED`], where the local store of a process
+//! is, too, which another card fetches when the process moves there; a file that is written takes its
 //! name when all of it is there, and if it fails before, nothing of it remains; what is checked is what is written, so no
 //! other node can reach the memory that it is in.
 
@@ -23,8 +24,10 @@ use crate::{brought::Partial, frames, scif::Endpoint};
 
 /// What cards have of each other.
 const SHARED: &str = "/tmp";
-/// They do not wait for programs of this card, which may wait for such a turn on another one.
+/// They do not wait for programs of this card, which may wait for such a turn on another one; nor do those of processes
+/// that move wait for others.
 static SERVED: Turns = Turns::new();
+static MOVING: Turns = Turns::new();
 
 /// Serves other nodes, for as long as there is the endpoint that they connect to; why there is none any more.
 pub fn serve_nodes(listener: &Endpoint) -> io::Result<()> {
@@ -51,7 +54,10 @@ fn serve(peer: &Endpoint, node: u16) -> Result<(), Failure> {
             why: "a node opened it with something else than Open".into(),
         });
     };
-    let _turn = SERVED.take();
+    let _turn = match kind {
+        Kind::Snapshot => MOVING.take(),
+        Kind::Plain => SERVED.take(),
+    };
     let failed = |error: io::Error| Failure {
         errno: error.raw_os_error().unwrap_or(libc::EIO),
         path: path.clone(),
@@ -112,7 +118,7 @@ enum Served {
 
 impl Served {
     fn open(node: u16, kind: Kind, mode: Mode, path: &str) -> io::Result<Self> {
-        if kind == Kind::Snapshot {
+        if (kind, mode) == (Kind::Snapshot, Mode::Write) {
             // Checksums are kept where snapshots are: by the host.
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }

@@ -299,11 +299,10 @@ impl Work {
                 Ok((bytes, elapsed)) => {
                     // What is in the rig's own directory has served its purpose.
                     let is_back = matches!(command, Control::SwapIn(_) | Control::Migrate(..));
-                    let own = self.host.rig.join(DIRECTORY).join(&name);
-                    let kept = snapshot.filter(|snapshot| !(is_back && *snapshot == own));
+                    let kept = snapshot.filter(|_| !is_back);
                     if is_back {
                         // There is none if the user has chosen another place.
-                        let _ = fs::remove_dir_all(own);
+                        let _ = fs::remove_dir_all(self.host.rig.join(DIRECTORY).join(&name));
                     }
                     self.done
                         .push(outcome(process, card, what, bytes, elapsed, kept));

@@ -15,6 +15,8 @@ snaprig_scenario::canaries! {
         ForgottenWindow = "forgotten-window",
         /// What run functions write to buffers during a pause is not in the snapshot.
         StaleStore = "stale-store",
+        /// What another card fetches of the local store of a process that moves is as it was before the process stood still.
+        EarlyStore = "early-store",
         /// What the host writes to a buffer while its process is copied is not told.
         UntoldWrite = "untold-write",
         /// A copy has nothing of what was written after it was begun, and the next one has not either.

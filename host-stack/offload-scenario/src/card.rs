@@ -178,6 +178,7 @@ impl World {
             CardTask::SendNotice(pid) => self.send_notice(node, pid),
             CardTask::GiveBack(pid) => self.give_back(node, pid),
             CardTask::Capture(pid) => self.capture(node, pid),
+            CardTask::Fetched(conn, result) => self.fetched(node, conn, result),
         }
     }
 

@@ -27,10 +27,12 @@ impl World {
     }
 
     pub(super) fn script(&mut self, host: HostId) {
+        let place = self.hosts[host].place;
         let script = &mut self.hosts[host].script;
         if script.calling.is_some() {
             return;
         }
+        script.look_elsewhere(place);
         let next = script.next;
         let call = match next {
             Next::Copy => {
@@ -41,7 +43,10 @@ impl World {
                 if !std::mem::take(&mut script.copied) {
                     script.round += 1;
                 }
-                Call::Pause
+                match script.moves {
+                    true => Call::PauseToMove,
+                    false => Call::Pause,
+                }
             }
             Next::Capture => Call::Capture(script.terminate),
             Next::Restore => match script.targets.first().copied() {

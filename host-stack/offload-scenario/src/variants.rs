@@ -14,17 +14,20 @@ pub struct Variant {
     pub live: bool,
     /// The process comes back from its snapshot: on another card, if one has room.
     pub comes_back: bool,
+    /// It is moved: stands still on its card until another one has it, or goes on there.
+    pub moves: bool,
 }
 
 impl Variant {
     /// All of them.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self {
             name: "migrate",
             rounds: 1,
             ends: false,
             live: false,
             comes_back: true,
+            moves: false,
         },
         Self {
             name: "swap",
@@ -32,6 +35,7 @@ impl Variant {
             ends: true,
             live: false,
             comes_back: true,
+            moves: false,
         },
         Self {
             name: "checkpoint",
@@ -39,6 +43,7 @@ impl Variant {
             ends: false,
             live: false,
             comes_back: false,
+            moves: false,
         },
         Self {
             name: "twice",
@@ -46,6 +51,7 @@ impl Variant {
             ends: false,
             live: false,
             comes_back: true,
+            moves: false,
         },
         Self {
             name: "live",
@@ -53,6 +59,23 @@ impl Variant {
             ends: true,
             live: true,
             comes_back: true,
+            moves: false,
+        },
+        Self {
+            name: "move",
+            rounds: 2,
+            ends: true,
+            live: false,
+            comes_back: true,
+            moves: true,
+        },
+        Self {
+            name: "live-move",
+            rounds: 2,
+            ends: true,
+            live: true,
+            comes_back: true,
+            moves: true,
         },
     ];
 

@@ -31,6 +31,10 @@
 //!    Copy 1, Preload 1, ... until little has changed; then Pause as above, where Drain saves nothing, Capture makes the
 //!    last image of the chain, and Restore on the other card reads only that
 //!
+//!  Migration: Drain leaves the local store where it is, and from Capture on the process stands still, but has no End to
+//!    expect yet. Restore has the other card fetch the local store from its card; then the process ends with its
+//!    connections. If nothing comes of it, Resume has it go on.
+//!
 //!    Restore          ----------->     copies the local store to the card, has the checkpoint
 //!                                      service read the image; the process connects to SOCKET
 //!                     <-----------     Restored        <----------  Hello {Restarted}
@@ -71,12 +75,12 @@ pub enum Request {
         /// The offload process.
         pid: i32,
     },
-    /// Drain the channels, then save the local store below `snapshot`.
+    /// Drain the channels, then see to the local store.
     Drain {
         /// The offload process.
         pid: i32,
-        /// Directory on the host (node 0), absolute. Without one nothing is saved: the image will have it.
-        snapshot: Option<String>,
+        /// What becomes of the local store.
+        store: Store,
         /// Run functions that the host has ever sent, pipeline by pipeline: all must have been
         /// received, or they would be lost between the two snapshots. A pipeline whose number was
         /// another's before goes on counting where that one ended.
@@ -125,6 +129,8 @@ pub enum Request {
         number: u32,
         /// Files of the local store: names below [`LOCAL_STORE`] and the path on the card.
         local_store: Vec<StoredFile>,
+        /// Who has them: the host, in the snapshot, or the card where the process stands still, under the same path.
+        from: u16,
         /// The sink binary and its libraries: names below [`BINARIES`] and the path on the card.
         binaries: Vec<StoredFile>,
         /// What it writes goes to the connection that adopts it ([`crate::coi::Program::proxy`]).
@@ -135,6 +141,17 @@ pub enum Request {
         /// The offload process.
         pid: i32,
     },
+}
+
+/// What becomes of the local store of a process that is paused.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Store {
+    /// It is saved below this directory on the host (node 0), absolute.
+    Saved(String),
+    /// The image that is to come will have it.
+    InImage,
+    /// It stays where it is, for another card to fetch it.
+    Stays,
 }
 
 /// An image of a chain, each of which has what has changed since the one before.
@@ -173,9 +190,9 @@ pub struct StoredFile {
 pub enum Reply {
     /// To `Pause`.
     Agreed,
-    /// To `Drain`: the channels are empty and the local store is in the snapshot.
+    /// To `Drain`: the channels are empty and the local store is where it is to be.
     Drained {
-        /// What was saved.
+        /// What was saved, or what there is to fetch.
         local_store: Vec<StoredFile>,
         /// Results that the offload process has ever sent, pipeline by pipeline: the host waits
         /// until it has received them all.

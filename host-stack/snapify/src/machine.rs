@@ -20,12 +20,23 @@
 //! Copies are images of a process that works, each with what has changed since the one before, and another card may read
 //! them meanwhile. What is left to do in a pause is the last one, and what it means to come back from that.
 //!
+//! ```text
+//!            PauseToMove      Capture                   Restore: Connect, Restore, Reconnect           Resume
+//!  Running --------------> Paused --------> Paused (held) ------------------------------> Paused there ------> Running
+//!     ^                                        |  ^  | fails: still held                         |
+//!     '-------------- Resume ------------------'  '--'                       Resume fails: given up for dead
+//! ```
+//!
+//! Who moves has no snapshot that outlasts it: the image has no name and takes no earlier one's, the local store goes from
+//! card to card, and until the other card has both the process stands still where it was, able to go on there. It ends with
+//! its connections, when the host has others.
+//!
 //! One [`Output::Do`] is under way at a time; its outcome comes back as [`Input::Done`]. A call
 //! ends with exactly one [`Output::Returned`].
 //!
-//! What must stay true: the locks of the host are released when, and only when, a pause has failed
-//! or a resume has succeeded; a snapshot that is not committed is discarded; only a snapshot of this
-//! very pause is restored; a call that comes at the wrong time changes nothing.
+//! What must stay true: the locks of the host are released when, and only when, a pause has failed or a resume has
+//! succeeded, or has failed and nothing can bring the process back; a snapshot that is not committed is discarded; only
+//! a snapshot of this very pause is restored; a call that comes at the wrong time changes nothing.
 
 use std::{
     collections::VecDeque,
@@ -33,8 +44,8 @@ use std::{
     time::Duration,
 };
 
-use snaprig_offload_wire::snapify::{Link, Reply, Request, StoredFile};
-use snaprig_wire::scif::NodeId;
+use snaprig_offload_wire::snapify::{Link, Reply, Request, Store, StoredFile};
+use snaprig_wire::scif::{HOST, NodeId};
 
 use crate::{SnapifyError, Step};
 
@@ -53,6 +64,8 @@ pub enum Call {
     Copy(Option<NodeId>),
     /// snapify_pause.
     Pause,
+    /// The same, of a process that is to be on another card at once.
+    PauseToMove,
     /// snapify_capture; true ends the process.
     Capture(bool),
     /// snapify_resume.
@@ -103,8 +116,15 @@ pub enum Action {
 /// How an [`Action`] ended well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// To `Prepare`: the directory's name for cards, and the sink program.
-    Prepared(String, Vec<StoredFile>),
+    /// To `Prepare`.
+    Prepared {
+        /// The directory's name for cards.
+        directory: String,
+        /// The sink program.
+        binaries: Vec<StoredFile>,
+        /// What the process writes comes to the host.
+        proxy: bool,
+    },
     /// To `Connect`, `ConnectTarget`, `Settle`, `Commit`, `Reconnect`.
     Done,
     /// To `Quiesce`: run functions ever sent, pipeline by pipeline.
@@ -199,6 +219,15 @@ enum State {
     Reconnecting,
 }
 
+/// A snapshot that has no name yet.
+#[derive(Clone, Debug)]
+struct Building {
+    /// Its name for cards.
+    directory: String,
+    binaries: Vec<StoredFile>,
+    proxy: bool,
+}
+
 /// Copies of a process, for the snapshot that is being made.
 #[derive(Clone, Debug, Default)]
 struct Copies {
@@ -207,7 +236,6 @@ struct Copies {
     images: Vec<u64>,
     /// How many the target has read.
     preloaded: u32,
-    binaries: Vec<StoredFile>,
 }
 
 impl Copies {
@@ -236,9 +264,13 @@ pub struct Machine {
     pid: i32,
     /// The capture of this pause is complete. An older snapshot would not fit the host process.
     captured: bool,
-    /// The directory of the snapshot that pause has begun and capture commits.
-    building: Option<String>,
+    /// The snapshot that pause has begun and capture commits.
+    building: Option<Building>,
     local_store: Vec<StoredFile>,
+    /// Bytes of each image in it.
+    images: Vec<u64>,
+    /// The process is paused to be on another card.
+    moves: bool,
     copies: Option<Copies>,
     /// What restore brings back.
     request: Option<Request>,
@@ -256,6 +288,8 @@ impl Default for Machine {
             captured: false,
             building: None,
             local_store: Vec::new(),
+            images: Vec::new(),
+            moves: false,
             copies: None,
             request: None,
             bytes: 0,
@@ -272,6 +306,7 @@ impl Machine {
         (
             &self.state,
             self.captured,
+            self.moves,
             self.building.is_some(),
             self.failure.is_some(),
         )
@@ -332,10 +367,10 @@ impl Machine {
 
     fn call(&mut self, call: Call, node: NodeId, pid: i32) {
         let refuse = |why| Output::Returned(Err(SnapifyError::Order(why)));
-        let (state, action) = match (&self.state, call) {
+        let (state, action) = match (&self.state, &call) {
             (State::Running, Call::Copy(target)) => {
                 let copies = Copies {
-                    target,
+                    target: *target,
                     ..Copies::default()
                 };
                 self.copies = Some(copies);
@@ -345,18 +380,26 @@ impl Machine {
                 let why = "only a process that runs is copied";
                 return self.outputs.push_back(refuse(why));
             }
-            (State::Running, Call::Pause) => (State::Preparing, Action::Prepare),
-            (State::Copied, Call::Pause) => (State::Agreeing, Action::Ask(Request::Pause { pid })),
-            (_, Call::Pause) => {
+            (State::Running | State::Copied, Call::Pause | Call::PauseToMove) => {
+                self.moves = call == Call::PauseToMove;
+                match self.state {
+                    State::Copied => (State::Agreeing, Action::Ask(Request::Pause { pid })),
+                    _ => (State::Preparing, Action::Prepare),
+                }
+            }
+            (_, Call::Pause | Call::PauseToMove) => {
                 let why = "the process is paused already; resume it first";
                 return self.outputs.push_back(refuse(why));
             }
-            (State::Paused, Call::Capture(terminate)) if self.building.is_some() => {
-                let snapshot = self.building.clone().unwrap_or_default();
+            (State::Paused, Call::Capture(terminate))
+                if self.building.is_some() && !self.captured =>
+            {
+                let terminate = *terminate && !self.moves;
                 let request = Request::Capture {
                     pid,
-                    snapshot,
-                    terminate,
+                    snapshot: self.directory(),
+                    // Who moves stands still like who ends.
+                    terminate: terminate || self.moves,
                     last: self.copies.as_ref().map(Copies::next),
                 };
                 self.outputs.push_back(Output::SwappedOut(terminate));
@@ -373,12 +416,25 @@ impl Machine {
                 let why = "there is nothing to resume";
                 return self.outputs.push_back(refuse(why));
             }
+            (State::Paused, Call::Restore(card)) if self.captured && self.moves => {
+                let card = *card;
+                if card == node {
+                    let why = "the process is on that card still; resume it";
+                    return self.outputs.push_back(refuse(why));
+                }
+                if self.images.len() > 1 && !self.is_preloaded(card) {
+                    let why = "its copies went to another card; resume it, and move it anew";
+                    return self.outputs.push_back(refuse(why));
+                }
+                (self.node, self.pid) = (node, pid);
+                return self.fetch(card);
+            }
             (State::Paused, Call::Restore(card)) if self.captured => {
-                match self.is_preloaded(card) {
-                    true => (State::Opening(card), Action::Open),
+                match self.is_preloaded(*card) {
+                    true => (State::Opening(*card), Action::Open),
                     false => {
                         self.forget_copies();
-                        (State::Verifying(card), Action::Verify)
+                        (State::Verifying(*card), Action::Verify)
                     }
                 }
             }
@@ -392,6 +448,51 @@ impl Machine {
             self.captured = false;
         }
         self.go(state, action);
+    }
+
+    /// Where the snapshot is that is being made, for cards.
+    fn directory(&self) -> String {
+        let building = self.building.as_ref();
+        building.map_or_else(String::new, |building| building.directory.clone())
+    }
+
+    /// What it brings along.
+    fn binaries(&self) -> Vec<StoredFile> {
+        let building = self.building.as_ref();
+        building.map_or_else(Vec::new, |building| building.binaries.clone())
+    }
+
+    /// How many images of the chain the other card has read.
+    fn preloaded(&self) -> u32 {
+        self.copies.as_ref().map_or(0, |copies| copies.preloaded)
+    }
+
+    /// A card is to have the process, which stands still on its own.
+    fn fetch(&mut self, card: NodeId) {
+        self.bytes = total(&self.local_store) + self.images.iter().sum::<u64>();
+        let request = Request::Restore {
+            snapshot: self.directory(),
+            number: self.preloaded(),
+            local_store: self.local_store.clone(),
+            from: self.node,
+            binaries: self.binaries(),
+            proxy: self.building.as_ref().is_some_and(|one| one.proxy),
+        };
+        self.restore(card, request);
+    }
+
+    fn restore(&mut self, card: NodeId, request: Request) {
+        match self.copies.take() {
+            // That card may have failed by then, and another one reads all of it.
+            Some(_) => {
+                self.outputs.push_back(Output::Enter);
+                self.go(State::Restoring(card), Action::Ask(request));
+            }
+            None => {
+                self.request = Some(request);
+                self.go(State::ConnectingAnew(card), Action::Connect(card));
+            }
+        }
     }
 
     /// Whether a card has all images of the chain but the last.
@@ -413,7 +514,7 @@ impl Machine {
 
     /// The next image of a process that works.
     fn copy(&mut self) {
-        let (snapshot, pid) = (self.building.clone().unwrap_or_default(), self.pid);
+        let (snapshot, pid) = (self.directory(), self.pid);
         let link = self.copies.as_ref().map(Copies::next);
         if let Some(link) = link {
             let copy = Request::Copy {
@@ -467,11 +568,19 @@ impl Machine {
     fn succeeded(&mut self, outcome: Outcome) {
         let (node, pid) = (self.node, self.pid);
         match (self.state.clone(), outcome) {
-            (State::Preparing, Outcome::Prepared(directory, binaries)) => {
-                self.building = Some(directory);
-                if let Some(copies) = &mut self.copies {
-                    copies.binaries = binaries;
-                }
+            (
+                State::Preparing,
+                Outcome::Prepared {
+                    directory,
+                    binaries,
+                    proxy,
+                },
+            ) => {
+                self.building = Some(Building {
+                    directory,
+                    binaries,
+                    proxy,
+                });
                 self.go(State::Connecting, Action::Connect(node));
             }
             (State::Connecting, Outcome::Done) => {
@@ -494,9 +603,9 @@ impl Machine {
                     None => self.copied(),
                     Some(_) => {
                         let preload = Request::Preload {
-                            snapshot: self.building.clone().unwrap_or_default(),
+                            snapshot: self.directory(),
                             number,
-                            binaries: copies.binaries.clone(),
+                            binaries: self.binaries(),
                         };
                         self.go(State::Preloading, Action::AskTarget(preload));
                     }
@@ -513,16 +622,13 @@ impl Machine {
             }
             (State::Locking, Outcome::Quiet(sent)) => {
                 self.ended(0);
-                // The last of the copies will have the local store.
-                let snapshot = match self.copies {
-                    None => self.building.clone(),
-                    Some(_) => None,
+                let store = match self.copies {
+                    // The last of them will have it.
+                    Some(_) => Store::InImage,
+                    None if self.moves => Store::Stays,
+                    None => Store::Saved(self.directory()),
                 };
-                let drain = Request::Drain {
-                    pid,
-                    snapshot,
-                    sent,
-                };
+                let drain = Request::Drain { pid, store, sent };
                 self.go(State::Draining, Action::Ask(drain));
             }
             (
@@ -537,15 +643,24 @@ impl Machine {
                 self.go(State::Settling, Action::Settle(returned, notices));
             }
             (State::Settling, Outcome::Done) => {
-                self.ended(total(&self.local_store));
+                // What stays is moved later.
+                self.ended(match self.moves {
+                    true => 0,
+                    false => total(&self.local_store),
+                });
                 self.returned(State::Paused, Ok(self.bytes));
             }
             (State::Capturing { terminate }, Outcome::Reply(Reply::Captured { bytes })) => {
                 self.ended(bytes);
                 let copies = self.copies.iter().flat_map(|copies| &copies.images);
+                self.images = copies.copied().chain([bytes]).collect();
+                if self.moves {
+                    self.captured = true;
+                    return self.returned(State::Paused, Ok(self.bytes));
+                }
                 let commit = Action::Commit {
                     local_store: std::mem::take(&mut self.local_store),
-                    images: copies.copied().chain([bytes]).collect(),
+                    images: self.images.clone(),
                 };
                 self.go(State::Committing { terminate }, commit);
             }
@@ -578,25 +693,15 @@ impl Machine {
             ) => {
                 self.ended(0);
                 self.bytes = total(&local_store) + image_bytes;
-                let number = self.copies.as_ref().map_or(0, |copies| copies.preloaded);
                 let request = Request::Restore {
                     snapshot,
-                    number,
+                    number: self.preloaded(),
                     local_store,
+                    from: HOST,
                     binaries,
                     proxy,
                 };
-                match self.copies.take() {
-                    // That card may have failed by then, and another one reads all of it.
-                    Some(_) => {
-                        self.outputs.push_back(Output::Enter);
-                        self.go(State::Restoring(card), Action::Ask(request));
-                    }
-                    None => {
-                        self.request = Some(request);
-                        self.go(State::ConnectingAnew(card), Action::Connect(card));
-                    }
-                }
+                self.restore(card, request);
             }
             (State::ConnectingAnew(card), Outcome::Done) => {
                 if let Some(request) = self.request.take() {
@@ -616,6 +721,10 @@ impl Machine {
             (State::Reconnecting, Outcome::Done) => {
                 self.ended(0);
                 self.outputs.push_back(Output::Switch);
+                if std::mem::take(&mut self.moves) {
+                    self.captured = false;
+                    self.drop_snapshot();
+                }
                 self.returned(State::Paused, Ok(self.bytes));
             }
             (_, _) => self.refused("it answered something else".into()),
@@ -660,6 +769,7 @@ impl Machine {
                     self.outputs.push_back(Output::SwappedOut(false));
                 }
                 self.drop_snapshot();
+                self.moves = false;
                 self.returned(State::Paused, Err(error));
             }
             // The process, or its card, is gone already.
@@ -667,6 +777,11 @@ impl Machine {
             State::ConnectingAnew(_) | State::Restoring(_) | State::Reconnecting => {
                 self.outputs.push_back(Output::Forget);
                 self.returned(State::Paused, Err(error));
+            }
+            // Nothing can bring it back: whoever waits for it is to hear of that.
+            State::Resuming if self.moves || !self.captured => {
+                self.failure = Some(error);
+                self.undone();
             }
             State::Verifying(_) | State::Opening(_) | State::Resuming => {
                 self.returned(State::Paused, Err(error));
@@ -684,6 +799,7 @@ impl Machine {
 
     /// Nothing is left of a pause, and the process runs.
     fn over(&mut self) {
+        (self.moves, self.captured) = (false, false);
         self.drop_snapshot();
         self.outputs.push_back(Output::HangUp);
         self.outputs.push_back(Output::Release);

@@ -38,7 +38,7 @@ impl Phase {
     pub(crate) fn during(call: &Call) -> Self {
         match call {
             Call::Copy(_) => Self::Copying,
-            Call::Pause => Self::Pausing,
+            Call::Pause | Call::PauseToMove => Self::Pausing,
             Call::Capture(_) => Self::Capturing,
             Call::Resume => Self::Resuming,
             Call::Restore(_) => Self::Restoring,

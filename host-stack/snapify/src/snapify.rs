@@ -159,6 +159,10 @@ impl Snapify {
     /// directory that will be there when the capture is complete. What [`Snapify::copy`] has copied is of use if it was
     /// for the same directory. Returns the bytes saved.
     pub fn pause(&self, snapshot: &Path) -> Result<u64, SnapifyError> {
+        self.pause_for(snapshot, Call::Pause)
+    }
+
+    fn pause_for(&self, snapshot: &Path, call: Call) -> Result<u64, SnapifyError> {
         let mut session = self.0.take_present()?;
         if session.machine.is_copied() && session.snapshot != snapshot {
             let forgotten = self.0.run(&mut session, Call::Resume);
@@ -168,7 +172,7 @@ impl Snapify {
             }
         }
         session.requested = snapshot.to_owned();
-        self.0.call(session, Call::Pause)
+        self.0.call(session, call)
     }
 
     /// snapify_capture: starts to save the process, and returns at once.
@@ -268,10 +272,24 @@ impl Snapify {
         Ok(copied + self.migrate(snapshot, engine)?)
     }
 
-    /// Migration (paper figure 7): out of one card, into another.
+    /// Migration (paper figure 7): out of one card, into another. Its local store goes from card to card (section 7,
+    /// process migration), its image by way of `snapshot`, which is not there any more afterwards: a snapshot that was
+    /// there before stays. If it fails the process goes on where it was.
+    ///
+    /// To its own card it comes by being swapped out and in.
     pub fn migrate(&self, snapshot: &Path, engine: &Engine) -> Result<u64, SnapifyError> {
-        let out = self.swap_out(snapshot)?;
-        Ok(out + self.swap_in(engine)?)
+        let own = quiesce::identity(&self.0.process).engine;
+        if own == *engine {
+            let out = self.swap_out(snapshot)?;
+            return Ok(out + self.swap_in(engine)?);
+        }
+        let paused = self.pause_for(snapshot, Call::PauseToMove)?;
+        let image = self.capture(true).and_then(|()| self.wait(None));
+        let moved = image.and_then(|image| Ok(image + self.restore(engine)?));
+        // Wherever it is.
+        let resumed = self.resume();
+        let moved = moved?;
+        resumed.map(|()| paused + moved)
     }
 }
 
@@ -498,7 +516,11 @@ impl Inner {
         let directory = grant.directory().to_string_lossy().into_owned();
         let binaries = manifest.binaries.clone();
         session.building = Some((builder, manifest, grant));
-        Ok(Outcome::Prepared(directory, binaries))
+        Ok(Outcome::Prepared {
+            directory,
+            binaries,
+            proxy: identity.proxy,
+        })
     }
 
     fn read(

@@ -268,6 +268,7 @@ fn all_messages() {
         snapshot: path(),
         number: 3,
         local_store,
+        from: 2,
         binaries,
         proxy: true,
     };

@@ -53,6 +53,7 @@ fn restore(proxy: bool) -> Input {
         snapshot: "/s".into(),
         number: 0,
         local_store: vec![],
+        from: snaprig_wire::scif::HOST,
         binaries: vec![],
         proxy,
     };

@@ -81,7 +81,7 @@ struct Home {
     id: u64,
     process: Weak<Inner>,
     windows: Mutex<Windows>,
-    written: Mutex<Option<Ranges>>,
+    written: Mutex<Ranges>,
 }
 
 /// Offsets of its windows. They change on restore (section 4.3).
@@ -334,17 +334,15 @@ impl Arena {
     /// What was written to it in a process since somebody asked last, as far as that was within the memory.
     pub fn written(&self, process: u64) -> Vec<Range<u64>> {
         let home = self.homes.iter().find(|home| home.id == process);
-        let before = home.and_then(|home| lock(&home.written).replace(Ranges::default()));
-        before.map_or_else(Vec::new, Ranges::into_all)
+        let written = home.map(|home| std::mem::take(&mut *lock(&home.written)));
+        written.map_or_else(Vec::new, Ranges::into_all)
     }
 }
 
 impl Home {
-    /// A range has been written to: told when that is over, because who asks before it is may look before it is, too. Until
-    /// somebody asks for the first time nobody counts.
+    /// A range has been written to: told when that is over, because who asks before it is may look before it is, too. It
+    /// counts from the beginning: memory may be made, and written to, while the first image is.
     fn wrote(&self, range: &Range<u64>) {
-        if let Some(written) = &mut *lock(&self.written) {
-            written.add(range.clone());
-        }
+        lock(&self.written).add(range.clone());
     }
 }

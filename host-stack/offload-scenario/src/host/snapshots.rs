@@ -85,12 +85,12 @@ impl World {
                 let endpoint = self.connect(HOST, peer, role);
                 self.hosts[host].calling_daemon = Some(endpoint);
             }
-            Action::Ask(Request::Drain { pid, snapshot, .. })
+            Action::Ask(Request::Drain { pid, store, .. })
                 if self.canary == Some(Canary::UncountedDrain) =>
             {
                 let drain = Request::Drain {
                     pid,
-                    snapshot,
+                    store,
                     sent: Vec::new(),
                 };
                 let to = self.hosts[host].current;

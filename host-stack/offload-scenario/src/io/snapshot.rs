@@ -16,7 +16,11 @@ impl World {
         }
         let made = self.disk.create(&format!("{partial}binaries"));
         made.map_err(|errno| disk_error(Step::Agree, errno))?;
-        Ok(Done::Prepared(partial, vec![]))
+        Ok(Done::Prepared {
+            directory: partial,
+            binaries: vec![],
+            proxy: false,
+        })
     }
 
     pub(crate) fn commit(

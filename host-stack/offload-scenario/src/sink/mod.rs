@@ -25,7 +25,7 @@ use snaprig_offload_wire::{
 use snaprig_scif::node::EndpointId;
 use snaprig_wire::{
     frame,
-    scif::{NodeId, PAGE},
+    scif::{HOST, NodeId, PAGE},
 };
 
 use snaprig_scenario::{
@@ -162,12 +162,13 @@ impl World {
                 }
                 sink::Output::SaveLocalStore(to) => {
                     if let Some(process) = self.living(node, pid) {
-                        process.saving_to = to;
+                        (process.saving_to, process.stays) = (to, false);
                         process.saved.clear();
                         process.unsaved = process.buffers.keys().copied().collect();
                     }
                     self.save_local_store(node, pid);
                 }
+                sink::Output::ListLocalStore => self.list_local_store(node, pid),
                 sink::Output::Capture {
                     snapshot,
                     terminate,

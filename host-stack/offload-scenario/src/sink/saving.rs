@@ -4,6 +4,9 @@ use coi_device::offload::machine::Failure;
 
 use super::*;
 
+/// About as long as a small file takes from card to card.
+const FETCH_NS: u64 = 20_000;
+
 impl World {
     /// The next file of the local store, or word that all are saved.
     pub(super) fn save_local_store(&mut self, node: NodeId, pid: Pid) {
@@ -21,6 +24,43 @@ impl World {
             process.marked.insert(id, pages.clone());
         }
         self.store(node, pid, &name, frame::encode(&pages), Mode::Write);
+    }
+
+    /// What stays, for another card to fetch.
+    pub(super) fn list_local_store(&mut self, node: NodeId, pid: Pid) {
+        let Some(process) = self.living(node, pid) else {
+            return;
+        };
+        process.stays = true;
+        let buffers = process.buffers.clone();
+        let files = buffers
+            .keys()
+            .map(|id| file(*id, pid, BUFFER_BYTES))
+            .collect();
+        for (id, buffer) in buffers {
+            let pages = self.pages(buffer.address);
+            if let Some(process) = self.living(node, pid) {
+                process.marked.insert(id, pages);
+            }
+        }
+        self.sink(node, pid, sink::Input::Saved(Ok(files)));
+    }
+
+    /// A file of the local store that a card has of a process of its own.
+    fn file_of(&mut self, node: NodeId, path: &str) -> Result<Vec<u8>, i32> {
+        let own = self.process_of(node);
+        let parts = path.trim_start_matches('/').split_once('/');
+        let (pid, id) = parts.ok_or(libc::EINVAL)?;
+        let (pid, id) = (pid.parse().unwrap_or(0), id.parse().unwrap_or(0));
+        if !self.net.stage.engine.is_alive(own) {
+            return Err(libc::ECONNRESET);
+        }
+        let is_early = self.canary == Some(Canary::EarlyStore);
+        let process = self.living(node, pid).ok_or(libc::ENOENT)?;
+        let buffer = *process.buffers.get(&id).ok_or(libc::ENOENT)?;
+        let early = process.marked.get(&id).filter(|_| is_early).cloned();
+        let pages = early.unwrap_or_else(|| self.pages(buffer.address));
+        Ok(frame::encode(&pages))
     }
 
     pub(super) fn pages(&self, address: u64) -> Pages {
@@ -61,11 +101,12 @@ impl World {
         let name = format!("{}{}", process.saving_to, image_of(number));
         let link = process.link.take();
         let (marked, buffers) = (process.marked.clone(), process.buffers.clone());
+        let stays = process.stays;
         let mut now = BTreeMap::new();
         for (id, buffer) in buffers {
             let pages = self.pages(buffer.address);
             now.insert(id, pages.clone());
-            if link.is_some() {
+            if link.is_some() || stays {
                 continue;
             }
             if marked.get(&id) != Some(&pages) && self.canary != Some(Canary::StaleStore) {
@@ -110,12 +151,7 @@ impl World {
             (Err(errno), _) => self.sink(node, pid, sink::Input::Saved(Err(failed(errno)))),
             (Ok(len), Some(process)) => {
                 if let Some(id) = process.unsaved.pop_front() {
-                    process.saved.push(StoredFile {
-                        name: id.to_string(),
-                        card_path: format!("/local_store/{id}"),
-                        len,
-                        mode: 0o600,
-                    });
+                    process.saved.push(file(id, pid, len));
                 }
                 self.save_local_store(node, pid);
             }
@@ -172,16 +208,17 @@ impl World {
     // Coming back.
 
     pub(crate) fn restore(&mut self, node: NodeId, conn: Conn, request: Request) {
-        let (snapshot, number, files, preload) = match request {
+        let (snapshot, number, files, from, preload) = match request {
             Request::Restore {
                 snapshot,
                 number,
                 local_store,
+                from,
                 ..
-            } => (snapshot, number, local_store, false),
+            } => (snapshot, number, local_store, from, false),
             Request::Preload {
                 snapshot, number, ..
-            } => (snapshot, number, Vec::new(), true),
+            } => (snapshot, number, Vec::new(), HOST, true),
             _ => return,
         };
         let restoring = Restoring {
@@ -189,6 +226,7 @@ impl World {
             number,
             preload,
             files: files.into(),
+            from,
             contents: BTreeMap::new(),
         };
         self.card(node).restoring.insert(conn, restoring);
@@ -197,6 +235,13 @@ impl World {
 
     pub(super) fn fetch_next(&mut self, node: NodeId, conn: Conn) {
         if let Some(restoring) = self.card(node).restoring.get(&conn) {
+            if let (1.., Some(file)) = (restoring.from, restoring.files.front()) {
+                let (from, path) = (restoring.from, file.card_path.clone());
+                let task = CardTask::Fetched(conn, self.file_of(from, &path));
+                let own = self.process_of(node);
+                let event = Event::Card(node, task);
+                return self.net.stage.engine.after(own, FETCH_NS, event);
+            }
             let name = match restoring.files.front() {
                 Some(file) => format!("{}{LOCAL_STORE}/{}", restoring.snapshot, file.name),
                 None => format!("{}{}", restoring.snapshot, image_of(restoring.number)),
@@ -294,6 +339,16 @@ impl World {
         let pid = self.new_process(node, offload);
         self.sink(node, pid, sink::Input::Captured(Ok(Captured::Restarted)));
         Ok(pid)
+    }
+}
+
+/// A file of the local store of a process.
+fn file(id: u64, pid: Pid, len: u64) -> StoredFile {
+    StoredFile {
+        name: id.to_string(),
+        card_path: format!("/{pid}/{id}"),
+        len,
+        mode: 0o600,
     }
 }
 

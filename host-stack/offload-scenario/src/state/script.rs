@@ -29,6 +29,7 @@ pub struct Script {
     pub next: Next,
     pub terminate: bool,
     pub live: bool,
+    pub moves: bool,
     /// Copies are made for the pause that is to follow.
     pub copied: bool,
     pub is_early: bool,
@@ -53,6 +54,7 @@ impl Script {
         Self {
             next: first(variant.live),
             live: variant.live,
+            moves: variant.moves,
             terminate: variant.ends,
             is_early: random.one_in(EARLY_ONE_IN),
             after_ns: random.below(AFTER_NS),
@@ -62,6 +64,13 @@ impl Script {
             },
             rounds: variant.rounds,
             ..Self::default()
+        }
+    }
+
+    /// A process that moves goes to a card where it is not.
+    pub fn look_elsewhere(&mut self, place: NodeId) {
+        if self.moves && self.targets.first() == Some(&place) {
+            self.targets.rotate_left(1);
         }
     }
 
@@ -89,8 +98,11 @@ impl Script {
             // It goes on without a snapshot.
             Next::Pause => Next::Done,
             Next::Capture if well => {
-                self.captured = true;
-                self.safe_round = self.round;
+                // What is for a move alone is no snapshot.
+                if !self.moves {
+                    self.captured = true;
+                    self.safe_round = self.round;
+                }
                 match self.targets.is_empty() {
                     true => Next::Resume,
                     false => Next::Restore,

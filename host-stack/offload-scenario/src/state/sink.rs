@@ -16,6 +16,7 @@ use snaprig_offload_wire::{
     snapify::{Link, StoredFile},
 };
 use snaprig_scif::node::EndpointId;
+use snaprig_wire::scif::NodeId;
 
 use super::{HostId, app::BUFFER_BYTES, ledger::Counts, task::CardTask};
 
@@ -111,6 +112,8 @@ pub struct Offload {
     pub marked: BTreeMap<u64, Pages>,
     pub unsaved: VecDeque<u64>,
     pub saving_to: String,
+    /// They stay where they are, and the image has nothing of them.
+    pub stays: bool,
     /// The capture under way ends the process.
     pub ending: bool,
     /// Its image is taken, and it ends when its snapshot is complete: what its threads would do meanwhile.
@@ -139,6 +142,8 @@ pub struct Restoring {
     /// It is only read, for the one that builds on it.
     pub preload: bool,
     pub files: VecDeque<StoredFile>,
+    /// Who has them.
+    pub from: NodeId,
     pub contents: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -158,6 +163,7 @@ impl Offload {
             marked: BTreeMap::new(),
             unsaved: VecDeque::new(),
             saving_to: String::new(),
+            stays: false,
             ending: false,
             held: None,
             is_leaving: false,

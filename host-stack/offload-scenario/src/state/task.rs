@@ -31,6 +31,8 @@ pub enum CardTask {
     GiveBack(Pid),
     /// The service streams the process.
     Capture(Pid),
+    /// A file of another card has come, or has not.
+    Fetched(Conn, Result<Vec<u8>, i32>),
 }
 
 impl CardTask {

@@ -42,19 +42,24 @@ struct How {
     holds: bool,
     live: bool,
     mapped: bool,
+    /// Files that are mapped shared come to the other card by another way.
+    apart: bool,
 }
 
 impl How {
     fn of(flags: u32) -> Option<Self> {
         let has = |flag| flags & flag != 0;
         let how = Self {
-            chain: flags & !(wire::HOLD | wire::LIVE | wire::MAPPED),
+            chain: flags & !(wire::HOLD | wire::LIVE | wire::MAPPED | wire::APART),
             holds: has(wire::HOLD),
             live: has(wire::LIVE),
             mapped: has(wire::MAPPED),
+            apart: has(wire::APART),
         };
         let is_known = [0, wire::TRACK, wire::INCREMENT].contains(&how.chain);
-        (is_known && !(how.live && (how.holds || how.chain == 0))).then_some(how)
+        let is_whole = how.chain == 0 && !how.mapped;
+        let fits = !(how.live && (how.holds || how.chain == 0)) && (is_whole || !how.apart);
+        (is_known && fits).then_some(how)
     }
 }
 
@@ -229,8 +234,8 @@ impl Call<'_> {
             let process = self.state.process(*pid);
             let space = spaces.meet(&process.mm);
             marks.resize(spaces.met().len(), None);
-            if let Some(marked) = process.marked.as_ref().filter(|_| !how.mapped) {
-                marks[space as usize] = Some(marked.clone());
+            if !how.mapped && !how.apart {
+                marks[space as usize].clone_from(&process.marked);
             }
             let process = ProcessImage {
                 space,
@@ -244,7 +249,7 @@ impl Call<'_> {
         }
         let spaces: Vec<_> = spaces.met().iter().map(lock).collect();
         for (mm, marked) in spaces.iter().zip(&marks) {
-            let areas = mm.areas().filter(|_| marked.is_some());
+            let areas = mm.areas().filter(|_| marked.is_some() || how.apart);
             for (_, area) in areas.filter(|(_, area)| is_saved_elsewhere(area)) {
                 if let Backing::File { inode, .. } = &area.backing {
                     storing.skip(inode);

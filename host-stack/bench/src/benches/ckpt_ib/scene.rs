@@ -100,8 +100,10 @@ fn printed(output: &Output) -> Result<String, AnyError> {
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            Err(format!("{}: {said}", output.status).into())
+            // Libraries below MPI complain on the one or on the other.
+            let [out, err] =
+                [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
+            Err(format!("{}: {out}{err}", output.status).into())
         }
     }
 }
