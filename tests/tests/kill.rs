@@ -121,6 +121,49 @@ fn swap_and_migration_finish_with_the_golden_result() {
 }
 
 #[test]
+fn a_process_whose_move_fails_goes_on_where_it_was() {
+    for is_live in [false, true] {
+        for step in [Step::Drain, Step::Restore, Step::Reconnect] {
+            let scene = Scene::new(2);
+            let first = Snapify::new(&scene.process, quiet());
+            first.pause(&scene.snapshot()).expect("pause");
+            first.capture(false).expect("capture");
+            first.wait(TIMEOUT).expect("wait");
+            first.resume().expect("resume");
+            let before = image_of(&scene.snapshot());
+            let snapify = Snapify::new(&scene.process, killer(step, pid_of(&scene, 1)));
+            let moved = match is_live {
+                true => snapify.migrate_live(&scene.snapshot(), &scene.engine(1)),
+                false => snapify.migrate(&scene.snapshot(), &scene.engine(1)),
+            };
+            moved.expect_err("card 2 is dead");
+            assert_eq!(scene.process.status().node, 1);
+            assert_eq!(image_of(&scene.snapshot()), before);
+            no_partial_files(scene.dir.path());
+            scene.finish();
+        }
+    }
+}
+
+#[test]
+fn a_card_killed_while_its_process_leaves_it_is_a_loss_until_the_other_card_has_that() {
+    for step in [Step::Restore, Step::Reconnect] {
+        let scene = Scene::new(2);
+        let snapify = Snapify::new(&scene.process, killer(step, pid_of(&scene, 0)));
+        let moved = snapify.migrate(&scene.snapshot(), &scene.engine(1));
+        no_partial_files(scene.dir.path());
+        if step == Step::Reconnect {
+            moved.expect("card 2 has it");
+            scene.finish();
+            continue;
+        }
+        moved.expect_err("card 1 is dead");
+        let work = scene.work.join().expect("no panic");
+        work.expect_err("nobody can finish it");
+    }
+}
+
+#[test]
 fn calls_out_of_order_and_damaged_snapshots_are_refused() {
     let scene = Scene::new(2);
     let snapify = Snapify::new(&scene.process, quiet());
