@@ -66,13 +66,8 @@ fn a_card_killed_during_pause_fails_the_pause_and_the_work() {
 #[test]
 fn a_card_killed_during_capture_leaves_the_earlier_snapshot() {
     let scene = Scene::new(2);
-    let first = Snapify::new(&scene.process, quiet());
-    first.pause(&scene.snapshot()).expect("pause");
-    first.capture(false).expect("capture");
-    first.wait(TIMEOUT).expect("wait");
-    first.resume().expect("resume");
+    let before = checkpoint(&scene);
     scene.process.break_at(12, TIMEOUT).expect("it goes on");
-    let before = image_of(&scene.snapshot());
     let pid = pid_of(&scene, 0);
     let second = Snapify::new(&scene.process, killer(Step::Capture, pid));
     second.pause(&scene.snapshot()).expect("pause");
@@ -80,6 +75,16 @@ fn a_card_killed_during_capture_leaves_the_earlier_snapshot() {
     second.wait(TIMEOUT).expect_err("the card is dead");
     assert_eq!(image_of(&scene.snapshot()), before);
     no_partial_files(scene.dir.path());
+}
+
+/// Takes a snapshot, and has the process go on; the image.
+fn checkpoint(scene: &Scene) -> Vec<u8> {
+    let snapify = Snapify::new(&scene.process, quiet());
+    snapify.pause(&scene.snapshot()).expect("pause");
+    snapify.capture(false).expect("capture");
+    snapify.wait(TIMEOUT).expect("wait");
+    snapify.resume().expect("resume");
+    image_of(&scene.snapshot())
 }
 
 fn image_of(path: &Path) -> Vec<u8> {
@@ -125,12 +130,7 @@ fn a_process_whose_move_fails_goes_on_where_it_was() {
     for is_live in [false, true] {
         for step in [Step::Drain, Step::Restore, Step::Reconnect] {
             let scene = Scene::new(2);
-            let first = Snapify::new(&scene.process, quiet());
-            first.pause(&scene.snapshot()).expect("pause");
-            first.capture(false).expect("capture");
-            first.wait(TIMEOUT).expect("wait");
-            first.resume().expect("resume");
-            let before = image_of(&scene.snapshot());
+            let before = checkpoint(&scene);
             let snapify = Snapify::new(&scene.process, killer(step, pid_of(&scene, 1)));
             let moved = match is_live {
                 true => snapify.migrate_live(&scene.snapshot(), &scene.engine(1)),

@@ -64,8 +64,15 @@ pub fn serve(runtime: &'static Runtime, mut nudged: io::PipeReader) {
     let mut wake = unsafe { File::from_raw_fd(WAKE[0].load(Ordering::Relaxed)) };
     let mut byte = [0];
     while matches!(wake.read(&mut byte), Ok(1)) {
-        let session = announce(&Purpose::Signalled)
-            .and_then(|daemon| Session::new(runtime, daemon).run(&mut nudged));
+        let session = announce(&Purpose::Signalled).and_then(|daemon| {
+            let stays = false;
+            Session {
+                runtime,
+                daemon,
+                stays,
+            }
+            .run(&mut nudged)
+        });
         if let Err(error) = session {
             eprintln!("snapify: {error}");
         }
@@ -80,15 +87,6 @@ struct Session {
 }
 
 impl Session {
-    fn new(runtime: &'static Runtime, daemon: UnixStream) -> Self {
-        let stays = false;
-        Self {
-            runtime,
-            daemon,
-            stays,
-        }
-    }
-
     /// Serves until resume, or until the daemon is gone, which resumes too.
     fn run(mut self, nudged: &mut io::PipeReader) -> io::Result<()> {
         let result = self.serve(nudged);

@@ -1,9 +1,9 @@
 //! The server: files of this card, for the host and for other cards.
 //!
 //! What must stay true: the host may have any file, and another card those in [`SHARED`], where the local store of a process
-//! is, too, which another card fetches when the process moves there; a file that is written takes its
-//! name when all of it is there, and if it fails before, nothing of it remains; what is checked is what is written, so no
-//! other node can reach the memory that it is in.
+//! is, too, which another card fetches when the process moves there; a file that is written takes its name when all of it is
+//! there, and if it fails before, nothing of it remains; what is checked is what is written, so no other node can reach the
+//! memory that it is in.
 
 use std::{
     fs::{self, File},

@@ -144,7 +144,7 @@ pub enum Request {
 }
 
 /// What becomes of the local store of a process that is paused.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Store {
     /// It is saved below this directory on the host (node 0), absolute.
     Saved(String),
