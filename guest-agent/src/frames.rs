@@ -18,6 +18,19 @@ pub fn receive<T: DeserializeOwned>(from: &Endpoint) -> io::Result<T> {
     message.map_err(io::Error::other)
 }
 
+/// The same, without sleeping: a message that is there, or comes within the time that receiving spins.
+pub fn receive_soon<T: DeserializeOwned>(from: &Endpoint) -> io::Result<Option<T>> {
+    let message = from.incoming().next(|to| match from.recv_soon(to) {
+        Ok(0) => Err(None),
+        received => received.map_err(Some),
+    });
+    match message {
+        Ok(message) => message.map(Some).map_err(io::Error::other),
+        Err(None) => Ok(None),
+        Err(Some(error)) => Err(error),
+    }
+}
+
 /// Writes one message to a stream.
 pub fn write<T: Serialize>(to: &mut impl Write, message: &T) -> io::Result<()> {
     to.write_all(&frame::encode_framed(message))

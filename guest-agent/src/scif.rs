@@ -163,6 +163,17 @@ impl Endpoint {
         Ok(argument.out_len as usize)
     }
 
+    /// The same, of a connection that has lanes, without sleeping: what is there, or comes within the time that receiving
+    /// spins. 0: nothing.
+    pub fn recv_soon(&self, to: &mut [u8]) -> io::Result<usize> {
+        match self.lanes() {
+            Some(lanes) => {
+                uninterrupted(lanes.recv_soon(to.as_mut_ptr().expose_provenance(), to.len()))
+            }
+            None => Ok(0),
+        }
+    }
+
     /// Its messages ([`crate::frames::receive`]). Whoever has them is the one who receives.
     pub fn incoming(&self) -> MutexGuard<'_, Incoming> {
         self.incoming.lock().unwrap_or_else(PoisonError::into_inner)

@@ -58,19 +58,20 @@ impl Channel {
     /// The next message. While the process is paused a broken connection is waited out.
     pub fn receive<T: DeserializeOwned>(&self, runtime: &Runtime) -> io::Result<T> {
         loop {
-            if let Some(received) = self.receive_from(runtime, &self.endpoint()) {
+            if let Some(received) = self.receive_by(runtime, &self.endpoint(), frames::receive) {
                 return received;
             }
         }
     }
 
-    /// The next message on this endpoint; `None` if it has a successor meanwhile.
-    pub fn receive_from<T: DeserializeOwned>(
+    /// What this receives on this endpoint; `None` if it has a successor meanwhile.
+    pub fn receive_by<T>(
         &self,
         runtime: &Runtime,
         endpoint: &Arc<Endpoint>,
+        receive: impl FnOnce(&Endpoint) -> io::Result<T>,
     ) -> Option<io::Result<T>> {
-        match frames::receive(endpoint) {
+        match receive(endpoint) {
             Err(_) if self.wait_for_successor(runtime, endpoint) => None,
             received => Some(received),
         }

@@ -22,6 +22,7 @@ use snaprig_offload_wire::coi::{
 };
 
 use super::{Runtime, channel::Channel, lock, machine::Input};
+use crate::frames;
 
 type Function =
     unsafe extern "C" fn(u32, *mut *mut c_void, *mut u64, *mut c_void, u16, *mut c_void, u16);
@@ -159,15 +160,21 @@ fn serve(runtime: &'static Runtime, channel: &Channel, number: u32, ended: &Pipe
     }
 }
 
-/// The next run function; `None` if there will be none.
+/// The next run function; `None` if there will be none. A host that waits for each sends the next one at once: to sleep until
+/// then takes longer than most functions.
 fn next(runtime: &'static Runtime, channel: &Channel, ended: &PipeReader) -> Option<RunFunction> {
     loop {
         let endpoint = channel.endpoint();
-        let is_here = !endpoint.incoming().is_empty();
-        if !is_here && !wait(endpoint.as_file().as_raw_fd(), ended.as_raw_fd()) {
+        match channel.receive_by(runtime, &endpoint, frames::receive_soon) {
+            Some(Ok(None)) => {}
+            Some(Ok(request)) => return request,
+            Some(Err(_)) => return None,
+            None => continue,
+        }
+        if !wait(endpoint.as_file().as_raw_fd(), ended.as_raw_fd()) {
             return None;
         }
-        if let Some(received) = channel.receive_from(runtime, &endpoint) {
+        if let Some(received) = channel.receive_by(runtime, &endpoint, frames::receive) {
             return received.ok();
         }
     }

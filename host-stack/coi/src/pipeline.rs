@@ -25,6 +25,8 @@ pub struct Event(Arc<EventInner>);
 
 struct EventInner {
     process: Process,
+    /// The pipeline.
+    number: u32,
     ticket: Ticket,
 }
 
@@ -75,8 +77,11 @@ impl Pipeline {
             tell_start: self.process.0.is_observed(),
         };
         let ticket = self.process.0.ticket();
-        let process = self.process.clone();
-        let event = Event(Arc::new(EventInner { process, ticket }));
+        let event = Event(Arc::new(EventInner {
+            process: self.process.clone(),
+            number: self.number,
+            ticket,
+        }));
         let process = &self.process.0;
         process.handle(Input::Run(ticket, self.number, request));
         Ok(event)
@@ -147,8 +152,13 @@ fn check(buffers: usize, misc: usize) -> Result<(), CoiError> {
 impl Event {
     /// Waits for the function's return value.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Vec<u8>, CoiError> {
-        let EventInner { process, ticket } = &*self.0;
-        match process.0.wait_for(*ticket, timeout) {
+        let EventInner {
+            process,
+            number,
+            ticket,
+        } = &*self.0;
+        let receive = |done: &dyn Fn() -> bool| process.0.receive_results(*number, done);
+        match process.0.wait_for(*ticket, timeout, receive) {
             Some(Ok(Value::Returned { value, .. })) => Ok(value),
             Some(Ok(_)) => Err(process.0.protocol("a run function")),
             Some(Err(error)) => Err(error),

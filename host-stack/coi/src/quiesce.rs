@@ -11,6 +11,7 @@ use snaprig_offload_wire::{
     coi::{Answer, FromDaemon, ToDaemon},
     snapify::Wrote,
 };
+use snaprig_scif::client::Endpoint;
 
 use crate::{
     CoiError, Engine, Process,
@@ -140,6 +141,21 @@ pub fn written(process: &Process) -> Vec<Wrote> {
     told.collect()
 }
 
+/// The connection to the daemon of a restored process. Before that is resumed over another one somebody must own it.
+fn adopt(engine: &Engine, pid: i32) -> Result<Endpoint, CoiError> {
+    let control = engine.connect_daemon()?;
+    control.send_message(&ToDaemon::Adopt { pid })?;
+    let node = engine.node();
+    match control.receive_message() {
+        Ok(FromDaemon::Adopted) => Ok(control),
+        Ok(_) => {
+            let what = "adopt";
+            Err(CoiError::Protocol { node, what })
+        }
+        Err(_) => Err(CoiError::CardLost { node }),
+    }
+}
+
 /// Connects everything to a restored process, and registers the windows anew (section 4.3).
 pub fn reconnect(
     process: &Process,
@@ -148,19 +164,7 @@ pub fn reconnect(
     port: u16,
 ) -> Result<Vec<Moved>, CoiError> {
     let inner = &process.0;
-    let control = engine.connect_daemon()?;
-    control.send_message(&ToDaemon::Adopt { pid })?;
-    // Before it is resumed over another connection somebody must own it.
-    let node = engine.node();
-    match control.receive_message() {
-        Ok(FromDaemon::Adopted) => {}
-        Ok(_) => {
-            let what = "adopt";
-            return Err(CoiError::Protocol { node, what });
-        }
-        Err(_) => return Err(CoiError::CardLost { node }),
-    }
-    let links = Links::open(engine, port, control, &inner.pipelines())?;
+    let links = Links::open(engine, port, || adopt(engine, pid), &inner.pipelines())?;
     let arenas: Vec<Arc<_>> = lock(&inner.arenas).values().cloned().collect();
     let own = arenas
         .iter()

@@ -5,7 +5,11 @@ use std::path::Path;
 use snaprig_campaign::scenario::{Broken, Class};
 use snaprig_snapify_io::store;
 
-use crate::run::{Ending, Seen};
+use crate::{
+    faults::Done,
+    run::{Ending, Seen},
+    shared::Program,
+};
 
 /// A broken invariant.
 pub type Violation = Option<Broken>;
@@ -34,7 +38,36 @@ pub fn check(seen: &Seen) -> Violation {
         .or_else(|| loss(seen))
         .or_else(|| snapshot(seen))
         .or_else(|| errors(seen))
-        .or_else(|| leaks(seen))
+}
+
+/// Of programs that share cards, the first that was treated as none may be.
+pub fn programs(seen: &[Program], done: &Done) -> Violation {
+    let lost_cards = done.killed.iter().any(|name| {
+        ["rig", "card", "daemon"]
+            .iter()
+            .any(|kind| name.starts_with(kind))
+    });
+    let can_be_lost = lost_cards || !done.restarted.is_empty();
+    seen.iter().find_map(|one| {
+        let is_killed = done.killed.contains(&one.name);
+        match one.ending {
+            Ending::Finished => None,
+            Ending::Wrong => wrong(
+                "equals the undisturbed run",
+                format!("the result of {} is not the golden one", one.name),
+            ),
+            Ending::Lost if is_killed => None,
+            Ending::Lost if !can_be_lost => wrong(
+                "an application outlives its card",
+                format!("{} was lost, and no card was", one.name),
+            ),
+            Ending::Lost if one.said.trim().is_empty() => wrong(
+                "errors are reported",
+                format!("{} was lost, and was not told why", one.name),
+            ),
+            Ending::Lost => None,
+        }
+    })
 }
 
 fn result(seen: &Seen) -> Violation {
@@ -82,8 +115,11 @@ fn errors(seen: &Seen) -> Violation {
     None
 }
 
-fn leaks(seen: &Seen) -> Violation {
-    let exists = |path: &Path| path.exists().then(|| format!("{} is left", path.display()));
-    let left = exists(&seen.rig_dir).or_else(|| seen.left.first().cloned());
+/// What is left when all is over: of the rig's directory, and of its processes.
+pub fn leaks(rig_dir: &Path, processes: &[String]) -> Violation {
+    let directory = rig_dir
+        .exists()
+        .then(|| format!("{} is left", rig_dir.display()));
+    let left = directory.or_else(|| processes.first().cloned());
     left.and_then(|how| wrong("nothing leaks", how))
 }

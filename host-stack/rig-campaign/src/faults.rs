@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
-    process::{ChildStdin, ChildStdout},
+    process::{Child, ChildStdin, ChildStdout},
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
     time::Duration,
@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use snaprig_sim::{Fault, Kind, Plan, When};
-use snaprig_snapify::{Step, faults::of_step};
+use snaprig_snapify::{Step, faults::of_step, oversubscribe::faults as oversubscribe};
 use snaprig_snapify_io::faults::WRITE;
 
 use crate::rig_process::Place;
@@ -38,7 +38,10 @@ pub struct Done {
 /// Whom faults can be done to.
 pub struct Victims {
     pub rig: u32,
-    pub host: u32,
+    /// Host processes, as plans name them.
+    pub programs: BTreeMap<String, u32>,
+    /// Who has them take turns.
+    pub arbiter: Option<Arc<Mutex<Child>>>,
     /// Card 1 first; 0 for none.
     pub cards: Vec<u32>,
     /// The rig's standard input and output, as [`crate::rig_process`] has them.
@@ -64,16 +67,26 @@ impl Faults {
         }
     }
 
-    /// Serves the host process's announcements to their end; whoever was stopped runs again then.
-    /// Returns those who are left.
-    pub fn serve(mut self, host: &UnixStream) -> Victims {
+    /// Serves a host process's announcements to their end.
+    pub fn listen(faults: &Mutex<Self>, host: &UnixStream) {
         for line in BufReader::new(host).lines().map_while(Result::ok) {
             if let Ok(step) = serde_json::from_str(&line) {
-                self.step(step);
+                lock(faults).step(step);
             }
             // A host process that has just been killed does not care.
             let _ = (&mut &*host).write_all(&[0]);
         }
+    }
+
+    /// All announcements have ended: whoever was stopped runs again, and those who are left are returned.
+    pub fn of_lock(faults: Mutex<Self>) -> Victims {
+        faults
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+            .end()
+    }
+
+    fn end(self) -> Victims {
         for stopped in self.stopped {
             // It does nothing that could panic.
             let _ = stopped.join();
@@ -82,6 +95,14 @@ impl Faults {
     }
 
     fn step(&mut self, step: Step) {
+        if self.victims.arbiter.is_some() {
+            // A process that takes turns is only ever swapped, out and in.
+            return match step {
+                Step::Agree => self.at(oversubscribe::SWAP_OUT.name),
+                Step::Verify => self.at(oversubscribe::SWAP_IN.name),
+                _ => {}
+            };
+        }
         self.at(of_step(step).name);
         // The files are written by these.
         if matches!(step, Step::Drain | Step::Capture) {
@@ -128,8 +149,11 @@ impl Faults {
         };
         let pid = match name {
             "rig" => Some(self.victims.rig),
-            "host" => Some(self.victims.host),
-            _ => name.strip_prefix("card").and_then(card),
+            "arbiter" => self.victims.arbiter.as_ref().map(|one| lock(one).id()),
+            _ => match self.victims.programs.get(name) {
+                Some(pid) => Some(*pid),
+                None => name.strip_prefix("card").and_then(card),
+            },
         };
         Pid::from_raw(pid? as i32)
     }

@@ -1,4 +1,4 @@
-//! Campaigns on real rigs: the demo's application, with real processes killed (SIGKILL), stopped (SIGSTOP) and kept
+//! Campaigns on real rigs: the demo's application, or several that share cards which are too small for all, with real processes killed (SIGKILL), stopped (SIGSTOP) and kept
 //! from writing (RLIMIT_FSIZE) at steps that the seed draws. Whoever still can finishes, with the golden result;
 //! everybody else is told.
 //!
@@ -7,6 +7,7 @@
 //! | [`runner`] | what runs plans for [`snaprig_campaign::campaign`] |
 //! | [`plan`] | plans that real rigs can run: from a seed, or somebody's |
 //! | `run` | one run of a plan |
+//! | `shared` | the same, of programs that take turns on cards |
 //! | `faults` | its faults, when steps begin |
 //! | `check` | what must be true of it |
 //! | [`work`] | the directory of a run |
@@ -28,6 +29,7 @@ pub mod plan;
 pub mod rig_process;
 mod run;
 pub mod runner;
+mod shared;
 pub mod work;
 
 pub use self::{error::Error, runner::RigRunner};

@@ -6,6 +6,7 @@ use std::{
     os::unix::net::UnixListener,
     panic::resume_unwind,
     path::{Path, PathBuf},
+    process::ExitStatus,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -22,8 +23,9 @@ use crate::{
     deadline::Deadline,
     faults::{Done, Faults, Victims, lift_limit, lock},
     host_process::{Controlled, HostProcess},
-    plan::interrupt_at,
+    plan::{Shape, interrupt_at},
     rig_process::RigProcess,
+    shared,
     work::Work,
 };
 
@@ -42,6 +44,17 @@ pub enum Ending {
     Lost,
 }
 
+impl Ending {
+    /// Of a program that has left, or not, this result.
+    pub fn of(status: ExitStatus, result: &Path, golden: &str) -> Self {
+        match (status.success(), fs::read_to_string(result)) {
+            (true, Ok(text)) if text == golden => Self::Finished,
+            (true, _) => Self::Wrong,
+            (false, _) => Self::Lost,
+        }
+    }
+}
+
 /// What there is to know of a run.
 pub struct Seen {
     pub ending: Ending,
@@ -54,9 +67,6 @@ pub struct Seen {
     pub host_said: String,
     pub killed: Vec<String>,
     pub snapshot: PathBuf,
-    pub rig_dir: PathBuf,
-    /// Processes that are still there.
-    pub left: Vec<String>,
 }
 
 impl Seen {
@@ -76,14 +86,24 @@ pub struct Outcome {
 /// Runs a plan. An error is one of this program's or this machine's, not of what is tested.
 pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome, Error> {
     let deadline = Deadline::after(TIMEOUT);
-    let cards = plan.parameters_as::<Parameters>()?.cards;
+    let Shape { cards, shared } = Shape::of(plan)?;
     let work = Work::new()?;
     let done: Arc<Mutex<Done>> = Arc::default();
     let said = work.path().join("rig.log");
     let err = File::create(&said)?.into();
-    let rig = RigProcess::start(cards, &[CARD_BYTES], platform, err, None, deadline);
+    let memory = if shared {
+        shared::CARD_BYTES
+    } else {
+        CARD_BYTES
+    };
+    let rig = RigProcess::start(cards, &[memory], platform, err, None, deadline);
     let mut rig = rig.map_err(|error| error.said(fs::read_to_string(&said).unwrap_or_default()))?;
-    let ran = Application::run(plan, &mut rig, work.path(), &done, golden, deadline);
+    let rig_dir = rig.place.dir.clone();
+    let ran = match shared {
+        true => shared::run(plan, &mut rig, work.path(), &done, deadline),
+        false => Application::run(plan, &mut rig, work.path(), &done, golden, deadline)
+            .map(|seen| check::check(&seen)),
+    };
     let left = rig.end(deadline);
     let done = std::mem::take(&mut *lock(&done));
     let log = log(work.path(), &done);
@@ -92,11 +112,7 @@ pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome,
             check::a_hang(error.to_string())
         }
         (Err(error), _) | (_, Err(error)) => return Err(error.said(log)),
-        (Ok(mut seen), Ok(left)) => {
-            seen.left = left;
-            seen.killed = done.killed.iter().cloned().collect();
-            check::check(&seen)
-        }
+        (Ok(violation), Ok(left)) => violation.or_else(|| check::leaks(&rig_dir, &left)),
     };
     Ok(Outcome {
         violation,
@@ -107,8 +123,13 @@ pub fn run(plan: &Plan, platform: Option<Kind>, golden: &str) -> Result<Outcome,
 
 fn log(work: &Path, done: &Done) -> String {
     let mut log = done.log.join("\n");
-    for name in ["commands.log", "host.log", "rig.log"] {
-        let text = fs::read_to_string(work.join(name)).unwrap_or_default();
+    let entries = fs::read_dir(work).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == "log"));
+    paths.sort();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let text = fs::read_to_string(&path).unwrap_or_default();
         log += &format!("\n== {name}\n{text}");
     }
     log
@@ -161,13 +182,17 @@ impl<'a> Application<'a> {
         let (announcements, _) = listener.accept()?;
         let victims = Victims {
             rig: rig.child.id(),
-            host: host.pid(),
+            programs: [("host".to_owned(), host.pid())].into(),
+            arbiter: None,
             cards: rig.place.cards.clone(),
             rig_input: rig.input.take(),
             rig_output: rig.output.take(),
         };
-        let faults = Faults::new(plan, victims, done.clone());
-        let harm = std::thread::spawn(move || faults.serve(&announcements));
+        let faults = Mutex::new(Faults::new(plan, victims, done.clone()));
+        let harm = std::thread::spawn(move || {
+            Faults::listen(&faults, &announcements);
+            Faults::of_lock(faults)
+        });
         if !application.script(plan, &snapshot) {
             // Nobody will bring its process back: whoever runs it gives it up.
             host.kill()?;
@@ -178,21 +203,14 @@ impl<'a> Application<'a> {
         let victims = harm.join().unwrap_or_else(|panic| resume_unwind(panic));
         (rig.input, rig.output) = (victims.rig_input, victims.rig_output);
         rig.place.cards = victims.cards;
-        let ending = match (status.success(), fs::read_to_string(&result)) {
-            (true, Ok(text)) if text == golden => Ending::Finished,
-            (true, _) => Ending::Wrong,
-            (false, _) => Ending::Lost,
-        };
         Ok(Seen {
-            ending,
+            ending: Ending::of(status, &result, golden),
             can_be_lost: application.can_be_lost(),
             captures: application.captures,
             errors: application.errors,
             host_said: fs::read_to_string(&said)?,
-            killed: Vec::new(),
+            killed: lock(done).killed.iter().cloned().collect(),
             snapshot,
-            rig_dir: rig.place.dir.clone(),
-            left: Vec::new(),
         })
     }
 

@@ -77,6 +77,12 @@ impl OnCard {
         end::recv(self, msg, len, least)
     }
 
+    /// [`end::recv_soon`], on a connection that has lanes.
+    pub fn recv_soon(&self, msg: usize, len: usize) -> Result<usize> {
+        let _turn = lock(&self.receiving);
+        end::recv_soon(self, msg, len, || false)
+    }
+
     /// The program closes the endpoint: calls end.
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);

@@ -118,6 +118,22 @@ pub fn recv(end: &impl End, msg: usize, len: usize, least: usize) -> Result<usiz
     }
 }
 
+/// What is there, or comes within the time that [`recv`] spins; nothing, if it does not, or this is to `stop`.
+pub fn recv_soon(end: &impl End, msg: usize, len: usize, stop: impl Fn() -> bool) -> Result<usize> {
+    let (lanes, side) = end.lanes();
+    let lane = lanes.lane(side + 1);
+    lane.readable().enter();
+    spin(end, || {
+        lane.available() > 0 || end.over(0).is_some() || stop()
+    });
+    let (received, why) = recv_inside(end, lane, msg, len, 0);
+    leave_receiving(end, lane);
+    match why {
+        Some(errno) if received == 0 => Err(errno),
+        _ => Ok(received),
+    }
+}
+
 fn recv_inside<E: End>(
     end: &E,
     lane: Lane<'_>,

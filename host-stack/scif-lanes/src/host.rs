@@ -155,6 +155,29 @@ impl OnHost {
             false => end::recv(&Of(self, program), msg, len, least),
         }
     }
+
+    /// [`end::recv_soon`].
+    pub fn recv_soon(
+        &self,
+        program: &impl Program,
+        msg: usize,
+        len: usize,
+        stop: impl Fn() -> bool,
+    ) -> Result<usize> {
+        match self.closed.load(Ordering::SeqCst) {
+            true => Err(libc::EBADF),
+            false => end::recv_soon(&Of(self, program), msg, len, stop),
+        }
+    }
+
+    /// Sleeps until there is something to receive, or it is over. Others may receive meanwhile: then there is nothing.
+    pub fn wait_readable(&self, program: &impl Program) -> Result {
+        let end = Of(self, program);
+        match end.over(libc::EBADF) {
+            Some(errno) => Err(errno),
+            None => end.sleep(Bell::Readable, (0, 0)),
+        }
+    }
 }
 
 /// An end, and its program.

@@ -269,6 +269,54 @@ impl Endpoint {
         message.map_err(|_| protocol("scif_recv"))
     }
 
+    /// The same, of a connection that has lanes: a message that is there, or comes within the time that receiving spins; none,
+    /// if it does not, or this is to `stop`. Whoever stops has left no message behind that was there.
+    pub fn receive_soon<T: DeserializeOwned>(
+        &self,
+        stop: impl Fn() -> bool,
+    ) -> Result<Option<T>, ScifError> {
+        let failed = |errno| ScifError {
+            call: "scif_recv",
+            errno,
+        };
+        let Some(lanes) = self.lanes("scif_recv")? else {
+            return Err(failed(libc::EOPNOTSUPP));
+        };
+        let incoming = self.incoming.lock();
+        let mut incoming = incoming.unwrap_or_else(PoisonError::into_inner);
+        let message = incoming.next(|to| {
+            let _turn = lock(&self.receiving);
+            let at = to.as_mut_ptr().expose_provenance();
+            match lanes.recv_soon(self, at, to.len(), &stop) {
+                Ok(0) => Err(None),
+                received => uninterrupted("scif_recv", received).map_err(Some),
+            }
+        });
+        match message {
+            Ok(message) => Ok(Some(message.map_err(|_| protocol("scif_recv"))?)),
+            Err(None) => Ok(None),
+            Err(Some(error)) => Err(error),
+        }
+    }
+
+    /// Sleeps until there may be a message for [`Endpoint::receive_soon`], or an error of its.
+    pub fn wait_readable(&self) -> Result<(), ScifError> {
+        match self.lanes("scif_recv")? {
+            Some(lanes) => {
+                uninterrupted("scif_recv", lanes.wait_readable(self).map(|()| 0)).map(drop)
+            }
+            None => Err(ScifError {
+                call: "scif_recv",
+                errno: libc::EOPNOTSUPP,
+            }),
+        }
+    }
+
+    /// Whether messages go by memory ([`snaprig_scif_lanes`]).
+    pub fn has_lanes(&self) -> bool {
+        self.lanes("scif_recv").is_ok_and(|lanes| lanes.is_some())
+    }
+
     /// scif_register: `len` bytes of `memory` from `start`, both whole pages.
     pub fn register(
         &self,

@@ -55,6 +55,7 @@ pub fn open_write(node: u16, path: &str, kind: Kind) -> io::Result<RemoteFile> {
 /// Opens a file in either mode. It waits while as many of its kind are open on this card as may be.
 pub fn open(node: u16, path: &str, kind: Kind, mode: Mode) -> io::Result<RemoteFile> {
     let mut stream = connect()?;
+    hold_more(&stream);
     let path = path.into();
     let mut request = frame::encode_framed(&LocalOpen {
         kind,
@@ -86,6 +87,24 @@ fn connect() -> io::Result<UnixStream> {
         }
         _ => UnixStream::connect(SOCKET),
     }
+}
+
+/// Bytes of a file that may be on their way between a program and its daemon: with fewer they wake each other more often.
+const ON_THE_WAY_BYTES: libc::c_int = 1 << 20;
+
+/// Has a socket hold more of what is sent on it, if this program may ask for that.
+fn hold_more(stream: &UnixStream) {
+    let bytes = ON_THE_WAY_BYTES;
+    // SAFETY: the option is an int, which is a variable of this function, and so long.
+    unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUFFORCE,
+            (&raw const bytes).cast(),
+            size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
 }
 
 /// The error number that is behind an error of this module.

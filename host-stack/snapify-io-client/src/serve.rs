@@ -15,6 +15,8 @@ use snaprig_offload_wire::snapify_io::{
 use snaprig_wire::frame;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::hold_more;
+
 /// A connection to the daemon of the node that has the file, and a window of it with slots
 /// ([`snaprig_offload_wire::snapify_io::SLOT_BYTES`]).
 pub trait Remote {
@@ -42,6 +44,7 @@ pub fn serve<R: Remote>(
     program: &mut UnixStream,
     connect: impl FnOnce(&LocalOpen) -> io::Result<R>,
 ) -> Result<(), Failure> {
+    hold_more(program);
     let mut opened = false;
     let request = read(program);
     let reads = matches!(&request, Ok(request) if request.mode == Mode::Read);

@@ -21,7 +21,7 @@ use snaprig_wire::scif::port;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    grant,
+    grant::{self, Writing},
     packed::{self, PackedFile, PackedSource},
     plain::{PlainFile, PlainSource},
     stream::{Readable, SnapshotFile, Verified, Writable},
@@ -145,18 +145,17 @@ fn transfer(card: &Endpoint, rig: &Path) -> Result<u64, Failure> {
     };
     let path = PathBuf::from(path);
     let prepare = || {
-        let compressed = grant::check(rig, &path)?;
+        let writing = grant::check(rig, &path)?;
         let file = match (kind, mode) {
             (Kind::Snapshot, Mode::Read) if packed::path_of(&path).exists() => {
                 Stored::Reading(Box::new(PackedSource::open(&path)?))
             }
-            (Kind::Snapshot, Mode::Write) if compressed => {
-                Stored::Writing(Box::new(PackedFile::create(&path)?))
-            }
             (Kind::Snapshot, Mode::Read) => Stored::Reading(Box::new(Verified::open(&path)?)),
-            (Kind::Snapshot, Mode::Write) => {
-                Stored::Writing(Box::new(SnapshotFile::create(&path)?))
-            }
+            (Kind::Snapshot, Mode::Write) => Stored::Writing(match writing {
+                Writing::Plain => Box::new(SnapshotFile::create(&path)?),
+                Writing::Compressed => Box::new(PackedFile::create(&path)?),
+                Writing::Passing => Box::new(SnapshotFile::passing(&path)?),
+            }),
             (Kind::Plain, Mode::Read) => Stored::Reading(Box::new(PlainSource::open(&path)?)),
             (Kind::Plain, Mode::Write) => Stored::Writing(Box::new(PlainFile::create(&path)?)),
         };

@@ -22,10 +22,26 @@ use crate::sums::{StoreError, io_error};
 const GRANTS: &str = "snapify-io";
 /// Longest path that a grant may hold (PATH_MAX), with its end.
 const PATH_BYTES_MAX: u64 = 4096;
-/// Ends the path in a grant, so that half of one, read while it is written, grants nothing; the second says that snapshots in
-/// it are compressed.
-const END: u8 = 0;
-const END_COMPRESSED: u8 = 1;
+
+/// How files of snapshots are written that cards bring. Its number ends the path in a grant, so that half of one, read while it
+/// is written, grants nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Writing {
+    /// As they are; they have their names when they are on the disk.
+    #[default]
+    Plain = 0,
+    /// Compressed ([`crate::packed`]).
+    Compressed = 1,
+    /// As they are, and not for long: nobody needs them after a crash of the machine.
+    Passing = 2,
+}
+
+impl Writing {
+    fn of(end: u8) -> Option<Self> {
+        let all = [Self::Plain, Self::Compressed, Self::Passing];
+        all.into_iter().find(|one| *one as u8 == end)
+    }
+}
 
 /// Cards' permission to read and write below a directory, for as long as this value lives.
 #[derive(Debug)]
@@ -39,15 +55,11 @@ pub struct Grant {
 impl Grant {
     /// Grants `directory`, which must exist, to the cards of the rig.
     pub fn new(rig: &Path, directory: &Path) -> Result<Self, StoreError> {
-        Self::make(rig, directory, END)
+        Self::with(rig, directory, Writing::Plain)
     }
 
-    /// The same, where files of snapshots that cards write are compressed ([`crate::packed`]).
-    pub fn compressing(rig: &Path, directory: &Path) -> Result<Self, StoreError> {
-        Self::make(rig, directory, END_COMPRESSED)
-    }
-
-    fn make(rig: &Path, directory: &Path, end: u8) -> Result<Self, StoreError> {
+    /// The same; this is how files of snapshots are written there.
+    pub fn with(rig: &Path, directory: &Path, writing: Writing) -> Result<Self, StoreError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let directory = directory.canonicalize().map_err(io_error(directory))?;
         let grants = rig.join(GRANTS);
@@ -68,7 +80,7 @@ impl Grant {
                 .open(&path)?;
             flock(&lock, FlockOperation::LockExclusive)?;
             lock.write_all(directory.as_os_str().as_bytes())?;
-            lock.write_all(&[end])?;
+            lock.write_all(&[writing as u8])?;
             Ok(lock)
         };
         let lock = make().map_err(io_error(&path))?;
@@ -93,8 +105,8 @@ impl Drop for Grant {
 }
 
 /// Whether a card may name `path`: plain, absolute, below a granted directory, and with no symbolic
-/// link on the way (the card cannot make one; whoever can has a better way in). Says whether snapshots are compressed there.
-pub fn check(rig: &Path, path: &Path) -> Result<bool, StoreError> {
+/// link on the way (the card cannot make one; whoever can has a better way in). Says how snapshots are written there.
+pub fn check(rig: &Path, path: &Path) -> Result<Writing, StoreError> {
     let refused = |errno| io_error(path)(io::Error::from_raw_os_error(errno));
     let plain = path
         .components()
@@ -109,17 +121,17 @@ pub fn check(rig: &Path, path: &Path) -> Result<bool, StoreError> {
     let of_path = granted.iter().filter(|(root, _)| parent.starts_with(root));
     // The innermost says.
     let of_path = of_path.max_by_key(|(root, _)| root.as_os_str().len());
-    let Some((_, compressed)) = of_path else {
+    let Some((_, writing)) = of_path else {
         return Err(refused(libc::EACCES));
     };
     if parent.canonicalize().map_err(io_error(path))? != parent || path.is_symlink() {
         return Err(refused(libc::ELOOP));
     }
-    Ok(*compressed)
+    Ok(*writing)
 }
 
-/// The directories whose grants are alive, and whether snapshots are compressed there.
-fn granted(rig: &Path) -> Vec<(PathBuf, bool)> {
+/// The directories whose grants are alive, and how snapshots are written there.
+fn granted(rig: &Path) -> Vec<(PathBuf, Writing)> {
     let entries = fs::read_dir(rig.join(GRANTS)).into_iter().flatten();
     // One that ends at this moment is gone, and no reason to refuse the others.
     entries
@@ -128,20 +140,18 @@ fn granted(rig: &Path) -> Vec<(PathBuf, bool)> {
         .collect()
 }
 
-fn read(grant: &Path) -> io::Result<Option<(PathBuf, bool)>> {
+fn read(grant: &Path) -> io::Result<Option<(PathBuf, Writing)>> {
     let file = File::open(grant)?;
     if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
         return Ok(None);
     }
     let mut text = Vec::new();
     file.take(PATH_BYTES_MAX).read_to_end(&mut text)?;
-    Ok(match text.split_last() {
-        Some((&end @ (END | END_COMPRESSED), directory)) => {
-            let directory = PathBuf::from(OsStr::from_bytes(directory));
-            Some((directory, end == END_COMPRESSED))
-        }
-        _ => None,
-    })
+    let parts = text.split_last();
+    Ok(parts.and_then(|(&end, directory)| {
+        let directory = PathBuf::from(OsStr::from_bytes(directory));
+        Writing::of(end).map(|writing| (directory, writing))
+    }))
 }
 
 #[cfg(test)]
@@ -166,11 +176,15 @@ mod tests {
         assert_eq!(errno(rig.path(), etc), Some(libc::EACCES));
         drop(grant);
         assert_eq!(errno(rig.path(), &file), Some(libc::EACCES));
-        let _outer = Grant::compressing(rig.path(), files.path()).unwrap();
-        assert!(check(rig.path(), &file).unwrap());
+        let compressed = Writing::Compressed;
+        let _outer = Grant::with(rig.path(), files.path(), compressed).unwrap();
+        assert_eq!(check(rig.path(), &file).unwrap(), compressed);
         fs::create_dir(files.path().join("in")).unwrap();
-        let inner = Grant::new(rig.path(), &files.path().join("in")).unwrap();
-        assert!(!check(rig.path(), &inner.directory().join("image")).unwrap());
+        for writing in [Writing::Plain, Writing::Passing] {
+            let inner = Grant::with(rig.path(), &files.path().join("in"), writing).unwrap();
+            let file = inner.directory().join("image");
+            assert_eq!(check(rig.path(), &file).unwrap(), writing);
+        }
     }
 
     #[test]

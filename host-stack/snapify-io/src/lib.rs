@@ -23,5 +23,5 @@ pub mod stream;
 pub mod sums;
 
 pub use daemon::Daemon;
-pub use grant::Grant;
+pub use grant::{Grant, Writing};
 pub use programs::Programs;

@@ -122,6 +122,7 @@ impl Manifest {
 pub struct Builder {
     path: PathBuf,
     partial: Leading,
+    passes: bool,
 }
 
 impl Builder {
@@ -144,6 +145,16 @@ impl Builder {
         Ok(Self {
             path: path.to_owned(),
             partial,
+            passes: false,
+        })
+    }
+
+    /// The same, of one that will not be committed: nobody needs it after a crash of the machine.
+    pub fn passing(path: &Path) -> Result<Self, StoreError> {
+        let begun = Self::create(path)?;
+        Ok(Self {
+            passes: true,
+            ..begun
         })
     }
 
@@ -177,7 +188,13 @@ impl Builder {
             .flatten()
             .any(|file| link(file, &path, bytes))
         {
-            sums::write_synced(&path, bytes)?;
+            match self.passes {
+                true => fs::write(&path, bytes).map_err(io_error(&path))?,
+                false => sums::write_synced(&path, bytes)?,
+            }
+        }
+        if self.passes {
+            return sums.save_unsynced(&path);
         }
         sums.save(&path)?;
         let mut stored = STORED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -66,7 +66,8 @@ pub struct SnapshotFile {
     /// There until it is finished.
     file: Option<NewFile>,
     sums: Sums,
-    behind: Behind,
+    /// None: nobody needs it after a crash of the machine.
+    behind: Option<Behind>,
 }
 
 impl SnapshotFile {
@@ -76,7 +77,16 @@ impl SnapshotFile {
             path: path.to_owned(),
             file: Some(NewFile::create(path)?),
             sums: Sums::default(),
-            behind: Behind::default(),
+            behind: Some(Behind::default()),
+        })
+    }
+
+    /// The same, of a file that nobody needs after a crash of the machine: nothing waits for the disk.
+    pub fn passing(path: &Path) -> Result<Self, StoreError> {
+        let file = Self::create(path)?;
+        Ok(Self {
+            behind: None,
+            ..file
         })
     }
 
@@ -96,20 +106,26 @@ impl SnapshotFile {
         let written = file.and_then(|file| {
             file.write_all(bytes)?;
             self.sums.update(bytes);
-            self.behind.written(file.file(), self.sums.len());
+            if let Some(behind) = &mut self.behind {
+                behind.written(file.file(), self.sums.len());
+            }
             Ok(())
         });
         written.map_err(io_error(&self.path))
     }
 
-    /// Gives the file its name, when all of it and its checksums are on the disk.
+    /// Gives the file its name, when its checksums and all of it are on the disk.
     pub fn finish(&mut self) -> Result<(), StoreError> {
         let Some(file) = self.file.take() else {
             return Ok(());
         };
-        file.sync()?;
-        let saved = std::mem::take(&mut self.sums).save(&self.path);
-        let named = saved.and_then(|()| Ok(file.rename()?));
+        let sums = std::mem::take(&mut self.sums);
+        let named = match self.behind {
+            Some(_) => sums.save(&self.path).and_then(|()| Ok(file.rename()?)),
+            None => sums
+                .save_unsynced(&self.path)
+                .and_then(|()| Ok(file.rename_unsynced()?)),
+        };
         named.inspect_err(|_| {
             // Checksums of a file that is not there would be left behind.
             let _ = fs::remove_file(sums::path_of(&self.path));

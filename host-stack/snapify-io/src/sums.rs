@@ -200,9 +200,19 @@ impl Sums {
 
     /// Writes the checksums beside `file`, safely on the disk.
     pub fn save(self, file: &Path) -> Result<(), StoreError> {
+        write_synced(&path_of(file), &self.sealed())
+    }
+
+    /// The same, for who does not need them after a crash of the machine.
+    pub fn save_unsynced(self, file: &Path) -> Result<(), StoreError> {
+        let path = path_of(file);
+        fs::write(&path, self.sealed()).map_err(io_error(&path))
+    }
+
+    fn sealed(self) -> Vec<u8> {
         let mut bytes = self.finished().encode();
         bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
-        write_synced(&path_of(file), &bytes)
+        bytes
     }
 
     /// Reads the checksums beside `file`.

@@ -17,7 +17,7 @@ use snaprig_offload_wire::{
 };
 use snaprig_scif::client::{Endpoint, ScifError};
 use snaprig_snapify_io::{
-    Grant,
+    Grant, Writing,
     store::{self, Builder, Manifest},
     sums::StoreError,
 };
@@ -83,6 +83,8 @@ struct Session {
     /// Where the snapshot of this pause is, or will be.
     snapshot: PathBuf,
     building: Option<(Builder, Manifest, Grant)>,
+    /// That is for a move, and for nobody after it.
+    passes: bool,
     /// Cards read the snapshot while it is being restored.
     reading: Option<Grant>,
     /// The step under way.
@@ -151,6 +153,7 @@ impl Snapify {
     pub fn copy(&self, snapshot: &Path, to: Option<&Engine>) -> Result<u64, SnapifyError> {
         let mut session = self.0.take_present()?;
         session.requested = snapshot.to_owned();
+        session.passes = false;
         session.target = to.cloned();
         self.0.call(session, Call::Copy(to.map(Engine::node)))
     }
@@ -172,6 +175,17 @@ impl Snapify {
             }
         }
         session.requested = snapshot.to_owned();
+        session.passes = call == Call::PauseToMove;
+        if session.passes
+            && let Some((builder, _, grant)) = &mut session.building
+        {
+            let rig = quiesce::identity(&self.0.process).engine.rig();
+            match Grant::with(&rig, builder.directory(), Writing::Passing) {
+                Ok(passing) => *grant = passing,
+                // Then what comes is written as what has come.
+                Err(error) => tracing::debug!(%error, "a move waits for the disk"),
+            }
+        }
         self.0.call(session, call)
     }
 
@@ -485,12 +499,17 @@ impl Inner {
     fn prepare(&self, session: &mut Session) -> Result<Outcome, SnapifyError> {
         let identity = quiesce::identity(&self.process);
         session.snapshot.clone_from(&session.requested);
-        let builder = Builder::create(&session.snapshot)?;
-        let compressed = self.compress_next.swap(false, Ordering::Relaxed);
-        let grant = match compressed {
-            true => Grant::compressing(&identity.engine.rig(), builder.directory())?,
-            false => Grant::new(&identity.engine.rig(), builder.directory())?,
+        let builder = match session.passes {
+            true => Builder::passing(&session.snapshot)?,
+            false => Builder::create(&session.snapshot)?,
         };
+        let compressed = self.compress_next.swap(false, Ordering::Relaxed);
+        let writing = match (compressed, session.passes) {
+            (true, _) => Writing::Compressed,
+            (false, true) => Writing::Passing,
+            (false, false) => Writing::Plain,
+        };
+        let grant = Grant::with(&identity.engine.rig(), builder.directory(), writing)?;
         let mut manifest = Manifest::new(identity.name.clone(), identity.engine.node());
         manifest.compressed = compressed;
         // The host has the program and its libraries, so they need not come back from the card (paper, footnote 2).

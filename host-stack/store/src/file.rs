@@ -80,14 +80,19 @@ impl NewFile {
     }
 
     /// Waits until it is on the disk.
-    pub fn sync(&self) -> Result<(), CommitError> {
+    fn sync(&self) -> Result<(), CommitError> {
         self.file.sync_all().map_err(io_error(&self.place))
     }
 
     /// Gives it its name, in place of an earlier one. The directory is not synced: its caller does that when all files
     /// are in it.
-    pub fn rename(mut self) -> Result<(), CommitError> {
+    pub fn rename(self) -> Result<(), CommitError> {
         self.sync()?;
+        self.rename_unsynced()
+    }
+
+    /// The same, for who does not need it after a crash of the machine.
+    pub fn rename_unsynced(mut self) -> Result<(), CommitError> {
         fs::rename(&self.partial, &self.place).map_err(io_error(&self.place))?;
         self.is_placed = true;
         Ok(())

@@ -28,7 +28,10 @@ mod slots;
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak},
+    sync::{
+        Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use snaprig_offload_wire::coi::RunFunction;
@@ -128,6 +131,8 @@ struct Books {
 struct Runtime {
     state: Mutex<Books>,
     signaled: Condvar,
+    /// Events that whoever waited for some was told of.
+    told: AtomicU64,
     pool: Pool,
 }
 
@@ -280,6 +285,15 @@ impl Runtime {
         lock(&self.state)
     }
 
+    /// Of these events, the first that is a run function's, and on which pipeline that is.
+    fn pipeline_of(&self, state: &Books, events: &[Event]) -> Option<(Arc<Inner>, u32)> {
+        events.iter().find_map(|event| {
+            let payload = state.payloads.get(&event.0)?;
+            let run = payload.run.as_ref()?;
+            Some((run.process.clone(), run.number))
+        })
+    }
+
     /// Takes an operation in, and waits for it if that is asked for.
     fn submit(
         &'static self,
@@ -383,6 +397,7 @@ impl Runtime {
             let mut state = self.lock();
             let Some(callback) = state.callbacks.remove(&id) else {
                 state.open.remove(&id);
+                self.told.fetch_add(1, Ordering::Relaxed);
                 break state.waiting > 0;
             };
             drop(state);

@@ -317,7 +317,7 @@ impl Process {
                 });
             }
         };
-        let links = Links::open(engine, port, control, &[])?;
+        let links = Links::open(engine, port, || Ok(control), &[])?;
         let watch = watch(engine)?;
         let engine = engine.clone();
         let place = Place {

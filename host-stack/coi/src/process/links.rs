@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Weak},
-    thread,
+    thread::{self, ScopedJoinHandle},
 };
 
 use serde::de::DeserializeOwned;
 use snaprig_offload_wire::coi::{Channel as Kind, Exit, FromDaemon, ToDaemon};
 use snaprig_scif::{checkpoint, client::Endpoint};
 
-use super::{Inner, lock};
+use super::{Inner, line::Line, lock};
 use crate::{
     CoiError, Engine,
     machine::{Generation, Input, Link, Output},
@@ -20,36 +20,53 @@ use crate::{
 pub(crate) struct Links {
     pub control: Arc<Endpoint>,
     pub dma: Arc<Endpoint>,
-    pub command: Arc<Endpoint>,
-    pub notice: Arc<Endpoint>,
-    pub pipelines: BTreeMap<u32, Arc<Endpoint>>,
+    pub command: Arc<Line>,
+    pub notice: Arc<Line>,
+    pub pipelines: BTreeMap<u32, Arc<Line>>,
 }
 
 impl Links {
-    /// The connections to a process other than the daemon's, with these pipelines.
+    /// The connections to a process, with these pipelines; `control` makes that to its daemon.
     pub fn open(
         engine: &Engine,
         port: u16,
-        control: Endpoint,
+        control: impl FnOnce() -> Result<Endpoint, CoiError> + Send,
         pipelines: &[u32],
     ) -> Result<Self, CoiError> {
-        let one = |kind| open(engine, port, kind).map(Arc::new);
-        let (dma, command) = (one(Kind::Dma)?, one(Kind::Command)?);
-        Ok(Self {
-            control: Arc::new(control),
-            dma,
-            command,
-            notice: one(Kind::Notice)?,
-            pipelines: open_pipelines(engine, port, pipelines)?,
+        thread::scope(|scope| {
+            let control = scope.spawn(control);
+            // The process takes it before all others: what it is asked for on those may need it.
+            let dma = open(engine, port, Kind::Dma)?;
+            let all = pipelines.iter().map(|number| Kind::Pipeline(*number));
+            let all: Vec<_> = [Kind::Command, Kind::Notice]
+                .into_iter()
+                .chain(all)
+                .collect();
+            let mut opened = open_all(engine, port, &all)?.into_iter().map(Line::new);
+            let missing = CoiError::Protocol {
+                node: engine.node(),
+                what: "its channels",
+            };
+            let (command, notice) = opened.next().zip(opened.next()).ok_or(missing)?;
+            Ok(Self {
+                control: Arc::new(joined(control)?),
+                dma: Arc::new(dma),
+                command,
+                notice,
+                pipelines: pipelines.iter().copied().zip(opened).collect(),
+            })
         })
     }
 
     /// Ends them for whoever still listens.
     pub fn close(&self) {
-        for endpoint in [&self.control, &self.dma, &self.command, &self.notice] {
+        let lines = [&self.command, &self.notice]
+            .into_iter()
+            .chain(self.pipelines.values());
+        let lines = lines.map(|line| &line.endpoint);
+        for endpoint in [&self.control, &self.dma].into_iter().chain(lines) {
             endpoint.close();
         }
-        self.pipelines.values().for_each(|one| one.close());
     }
 }
 
@@ -90,14 +107,14 @@ impl Inner {
         self.listen_to(notice, generation, Link::Notice, move |notice| {
             Input::Notice(generation, notice)
         });
-        for (number, endpoint) in pipelines {
-            self.listen_to_pipeline(endpoint, generation, number);
+        for (number, line) in pipelines {
+            self.listen_to_pipeline(line, generation, number);
         }
     }
 
     pub(super) fn listen_to_pipeline(
         self: &Arc<Self>,
-        from: Arc<Endpoint>,
+        from: Arc<Line>,
         generation: Generation,
         number: u32,
     ) {
@@ -142,18 +159,18 @@ impl Inner {
     }
 
     /// Whether a link is one of a pipeline that was destroyed: its number may be another one's by now.
-    fn gave_up(&self, link: Link, endpoint: &Arc<Endpoint>) -> bool {
+    fn gave_up(&self, link: Link, line: &Arc<Line>) -> bool {
         let Link::Pipeline(number) = link else {
             return false;
         };
         let state = self.lock();
         let current = state.links.pipelines.get(&number);
-        !current.is_some_and(|current| Arc::ptr_eq(current, endpoint))
+        !current.is_some_and(|current| Arc::ptr_eq(current, line))
     }
 
     fn listen_to<T: DeserializeOwned + 'static>(
         self: &Arc<Self>,
-        from: Arc<Endpoint>,
+        from: Arc<Line>,
         generation: Generation,
         link: Link,
         input: impl Fn(T) -> Input + Send + 'static,
@@ -161,7 +178,7 @@ impl Inner {
         let process: Weak<Self> = Arc::downgrade(self);
         thread::spawn(move || {
             loop {
-                let message = from.receive_message();
+                let message = from.receive();
                 let Some(process) = process.upgrade() else {
                     return;
                 };
@@ -172,6 +189,39 @@ impl Inner {
                 }
             }
         });
+    }
+}
+
+impl Inner {
+    /// Receives on a pipeline for who waits until it is `done`, if its results come soon.
+    pub fn receive_results(self: &Arc<Self>, number: u32, done: impl Fn() -> bool) {
+        let state = self.lock();
+        let generation = state.machine.generation();
+        let line = state.links.pipelines.get(&number).cloned();
+        drop(state);
+        if let Some(line) = line {
+            let received = line.receive_until(done, |result| {
+                self.handle(Input::Result(generation, number, result));
+            });
+            let link = Link::Pipeline(number);
+            if received.is_err() && !self.gave_up(link, &line) {
+                self.handle(Input::Lost(generation, link));
+            }
+        }
+    }
+
+    /// The same for the answer to a command.
+    pub(super) fn receive_answer(self: &Arc<Self>, done: impl Fn() -> bool) {
+        let state = self.lock();
+        let generation = state.machine.generation();
+        let line = state.links.command.clone();
+        drop(state);
+        let received = line.receive_until(done, |answer| {
+            self.handle(Input::Answer(generation, answer));
+        });
+        if received.is_err() {
+            self.handle(Input::Lost(generation, Link::Command));
+        }
     }
 }
 
@@ -190,34 +240,32 @@ pub(super) fn send(endpoint: &Endpoint, output: Output) -> Option<Input> {
     }
 }
 
-/// Threads that connect pipelines: the process takes one connection while others are on their way.
+/// Threads that connect: the process takes one connection while others are on their way.
 const CONNECTORS: usize = 16;
 
-/// The connections of pipelines, many at a time.
-fn open_pipelines(
-    engine: &Engine,
-    port: u16,
-    numbers: &[u32],
-) -> Result<BTreeMap<u32, Arc<Endpoint>>, CoiError> {
-    let share = numbers.len().div_ceil(CONNECTORS).max(1);
+/// Connections of these kinds, in this order, many at a time.
+fn open_all(engine: &Engine, port: u16, kinds: &[Kind]) -> Result<Vec<Endpoint>, CoiError> {
+    let share = kinds.len().div_ceil(CONNECTORS).max(1);
     let opened = thread::scope(|scope| {
-        let connect = |numbers: &'_ [u32]| -> Result<Vec<_>, CoiError> {
-            let connect = |number: &u32| {
-                let endpoint = open(engine, port, Kind::Pipeline(*number))?;
-                Ok((*number, Arc::new(endpoint)))
-            };
-            numbers.iter().map(connect).collect()
+        let connect = |kinds: &[Kind]| -> Result<Vec<_>, CoiError> {
+            let connect = |kind: &Kind| open(engine, port, *kind);
+            kinds.iter().map(connect).collect()
         };
-        let shares = numbers.chunks(share);
+        let shares = kinds.chunks(share);
         let threads = shares.map(|share| scope.spawn(move || connect(share)));
         let threads: Vec<_> = threads.collect();
-        let ends = threads.into_iter().map(|thread| {
-            let panicked = |panic| std::panic::resume_unwind(panic);
-            thread.join().unwrap_or_else(panicked)
-        });
-        ends.collect::<Result<Vec<_>, CoiError>>()
+        threads
+            .into_iter()
+            .map(joined)
+            .collect::<Result<Vec<_>, CoiError>>()
     })?;
     Ok(opened.into_iter().flatten().collect())
+}
+
+/// What a thread has come to; its panic is this one's.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    let panicked = |panic| std::panic::resume_unwind(panic);
+    thread.join().unwrap_or_else(panicked)
 }
 
 /// One of the connections to an offload process.

@@ -7,6 +7,7 @@
 pub(crate) mod create;
 mod end;
 mod library;
+mod line;
 mod links;
 mod notify;
 #[cfg(test)]
@@ -31,7 +32,7 @@ pub use self::{
     library::{Library, LibraryOptions},
     notify::{Notification, NotificationId, NotificationKind, NotificationSink},
 };
-use self::{links::send, notify::Notifications};
+use self::{line::Line, links::send, notify::Notifications};
 use crate::{
     Buffer, CoiError, Engine, Pipeline,
     graph::Input::{Gone, Released},
@@ -103,6 +104,8 @@ pub(crate) struct Inner {
     /// that: what one thread heard from the machine first, the graph hears first.
     order: Mutex<()>,
     changed: Condvar,
+    /// How often somebody who waits for a ticket had to be told.
+    news: AtomicU64,
     /// One pipeline at a time is made: its number is the smallest that is free.
     making_pipeline: Mutex<()>,
     asked_to_end: AtomicBool,
@@ -239,14 +242,14 @@ impl Process {
         }
         let place = self.0.place();
         let endpoint = links::open(&place.engine, place.port, Kind::Pipeline(number))?;
-        let endpoint = Arc::new(endpoint);
+        let line = Line::new(endpoint);
         let generation = {
             let mut state = self.0.lock();
-            state.links.pipelines.insert(number, endpoint.clone());
+            state.links.pipelines.insert(number, line.clone());
             state.machine.generation()
         };
         self.0.handle(Input::AddPipeline(number));
-        self.0.listen_to_pipeline(endpoint, generation, number);
+        self.0.listen_to_pipeline(line, generation, number);
         Ok(Pipeline::new(number, self.clone()))
     }
 
@@ -321,6 +324,7 @@ impl Inner {
             state: Mutex::new(state),
             order: Mutex::default(),
             changed: Condvar::new(),
+            news: AtomicU64::new(0),
             making_pipeline: Mutex::default(),
             asked_to_end: AtomicBool::new(false),
             killed: AtomicBool::new(false),
@@ -357,7 +361,9 @@ impl Inner {
                             is_awaited = true;
                         }
                     }
-                    Output::Command(..) => sends.push((state.links.command.clone(), output)),
+                    Output::Command(..) => {
+                        sends.push((state.links.command.clone(), output));
+                    }
                     Output::Run(_, number, _) => {
                         let link = state.links.pipelines.get(&number);
                         sends.extend(link.cloned().map(|link| (link, output)));
@@ -366,6 +372,7 @@ impl Inner {
                 }
             }
             is_awaited |= self.set_timer(&mut state);
+            self.news.fetch_add(is_awaited.into(), Ordering::Relaxed);
             drop(state);
             let heard: Vec<_> = news.into_iter().map(|output| self.tell(output)).collect();
             drop(order);
@@ -374,8 +381,8 @@ impl Inner {
             }
             // Nobody is kept out while bytes are on their way. There is at most one message under
             // way on a link, so their order is not lost.
-            for (endpoint, output) in sends {
-                inputs.extend(send(&endpoint, output));
+            for (line, output) in sends {
+                inputs.extend(send(&line.endpoint, output));
             }
             heard.into_iter().for_each(|heard| self.go_on(heard));
         }
@@ -442,9 +449,19 @@ impl Inner {
         input: impl FnOnce(Ticket) -> Input,
         timeout: Option<Duration>,
     ) -> Result<Value, CoiError> {
+        self.call_and_receive(input, timeout, |_| {})
+    }
+
+    /// The same; `receive` brings in what comes soon, as for [`Inner::wait_for`].
+    fn call_and_receive(
+        self: &Arc<Self>,
+        input: impl FnOnce(Ticket) -> Input,
+        timeout: Option<Duration>,
+        receive: impl Fn(&dyn Fn() -> bool),
+    ) -> Result<Value, CoiError> {
         let ticket = self.ticket();
         self.handle(input(ticket));
-        let result = self.wait_for(ticket, timeout);
+        let result = self.wait_for(ticket, timeout, receive);
         if result.is_none() {
             self.handle(Input::GiveUp(ticket));
         }
@@ -468,13 +485,16 @@ impl Inner {
         state.done.remove(&ticket);
     }
 
-    /// Waits for the end of a call; `None` if it does not come in time.
+    /// Waits for the end of a call; `None` if it does not come in time. `receive` brings in what comes soon, until it is told
+    /// that there is news.
     pub fn wait_for(
         self: &Arc<Self>,
         ticket: Ticket,
         timeout: Option<Duration>,
+        receive: impl Fn(&dyn Fn() -> bool),
     ) -> Option<Result<Value, CoiError>> {
         let deadline = timeout.map(|timeout| self.epoch.elapsed() + timeout);
+        let mut receives = true;
         let mut state = self.lock();
         loop {
             if let Some(result) = state.done.get(&ticket) {
@@ -488,6 +508,16 @@ impl Inner {
             if due.is_some_and(|due| due <= now) {
                 drop(state);
                 self.handle(Input::Tick);
+                state = self.lock();
+                continue;
+            }
+            if receives {
+                let known = self.news.load(Ordering::Relaxed);
+                drop(state);
+                let is_news = || self.news.load(Ordering::Relaxed) != known;
+                receive(&is_news);
+                // It may have been for another.
+                receives = is_news();
                 state = self.lock();
                 continue;
             }
@@ -518,7 +548,9 @@ impl Inner {
 
     /// Case 3: one command and its answer.
     pub fn command(self: &Arc<Self>, command: Command) -> Result<Answer, CoiError> {
-        match self.call(|ticket| Input::Command(ticket, command), None)? {
+        let ask = |ticket| Input::Command(ticket, command);
+        let answered = self.call_and_receive(ask, None, |done| self.receive_answer(done));
+        match answered? {
             Value::Answer(answer) => Ok(answer),
             _ => Err(self.protocol("a command")),
         }
@@ -569,12 +601,11 @@ impl Inner {
         number: u32,
         destroy: impl FnOnce() -> Result<(), CoiError>,
     ) -> Result<(), CoiError> {
-        let endpoint = self.lock().links.pipelines.remove(&number);
-        let endpoint =
-            endpoint.ok_or_else(|| CoiError::InvalidHandle("no such pipeline".into()))?;
+        let line = self.lock().links.pipelines.remove(&number);
+        let line = line.ok_or_else(|| CoiError::InvalidHandle("no such pipeline".into()))?;
         let destroyed = destroy();
         self.handle(Input::RemovePipeline(number));
-        endpoint.close();
+        line.endpoint.close();
         destroyed
     }
 

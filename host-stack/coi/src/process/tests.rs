@@ -16,8 +16,8 @@ fn process(rig: &Path) -> Process {
     let links = Links {
         control: Arc::new(endpoint()),
         dma: Arc::new(endpoint()),
-        command: Arc::new(endpoint()),
-        notice: Arc::new(endpoint()),
+        command: Line::new(endpoint()),
+        notice: Line::new(endpoint()),
         pipelines: BTreeMap::new(),
     };
     let engine = Engine {

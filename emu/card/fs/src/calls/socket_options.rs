@@ -17,6 +17,8 @@ use crate::{
 const BUFFER_MAX: i32 = 212_992;
 const SEND_BUFFER_MIN: i32 = 4608;
 const RECEIVE_BUFFER_MIN: i32 = 2304;
+/// Who may go beyond the most for what is sent (socket(7), SO_SNDBUFFORCE) has no more than this.
+const FORCED_BUFFER_MAX: i32 = 1 << 20;
 /// Bytes of `struct timeval` and `struct linger`.
 const TIMEVAL_BYTES: u32 = 16;
 const LINGER_BYTES: u32 = 8;
@@ -71,6 +73,17 @@ pub fn set(call: &mut FsCall, fd: i32, a: [u64; 4]) -> SysResult {
                         seconds
                     },
                 );
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => {
+                if call.cx.identity.uid != 0 {
+                    return Err(Errno::EPERM.into());
+                }
+                let bytes = value
+                    .clamp(SEND_BUFFER_MIN / 2, FORCED_BUFFER_MAX)
+                    .saturating_mul(2);
+                options
+                    .values
+                    .insert((libc::SOL_SOCKET, libc::SO_SNDBUF), bytes);
             }
             _ => {
                 let (_, kind) = number((socket.domain, socket.kind), level, option)

@@ -168,8 +168,8 @@ impl Queue {
         let message = inner.messages.as_mut().and_then(VecDeque::pop_front);
         // What a reader has no room for of a message is lost.
         let count = message.unwrap_or_else(|| max.min(inner.bytes.len()).min(border));
-        let mut bytes: Vec<u8> = inner.bytes.drain(..count).collect();
-        bytes.truncate(max);
+        let bytes = first(&inner.bytes, count.min(max));
+        inner.bytes.drain(..count);
         inner.taken += count as u64;
         drop(inner);
         release(lost, cx.wake);
@@ -211,12 +211,12 @@ impl Queue {
         if inner.is_empty() && inner.writers > 0 && max > 0 {
             return Err(wait(cx, self.channel));
         }
-        let first = inner
+        let message = inner
             .messages
             .as_ref()
             .and_then(|messages| messages.front());
-        let max = first.map_or(max, |len| max.min(*len));
-        Ok(inner.bytes.iter().take(max).copied().collect())
+        let max = message.map_or(max, |len| max.min(*len));
+        Ok(first(&inner.bytes, max))
     }
 
     /// Puts in as much of `data` as there is room for, waiting if there is none; a write that is
@@ -320,7 +320,7 @@ impl Queue {
             passed.push((from_here(with.start)..from_here(with.end), files));
         }
         QueueImage {
-            bytes: inner.bytes.iter().copied().collect(),
+            bytes: first(&inner.bytes, usize::MAX),
             capacity: inner.capacity as u64,
             messages: inner
                 .messages
@@ -417,6 +417,13 @@ impl Queue {
         inner.capacity = capacity;
         inner.departures += 1;
         Ok(())
+    }
+
+    /// Makes it hold so many bytes, as far as it can be made to, or what is in it.
+    pub fn hold(&self, bytes: usize) {
+        let mut inner = self.lock();
+        inner.capacity = bytes.clamp(PAGE_BYTES, CAPACITY_MAX).max(inner.bytes.len());
+        inner.departures += 1;
     }
 
     /// Who has opened an end so far: readers, writers.
@@ -534,6 +541,14 @@ impl Inner {
     fn is_writable(&self) -> bool {
         self.capacity - self.bytes.len() >= ATOMIC_BYTES
     }
+}
+
+/// The first bytes, as many as there are up to `max`: piece by piece, since a queue's iterator goes byte by byte.
+fn first(bytes: &VecDeque<u8>, max: usize) -> Vec<u8> {
+    let (front, back) = bytes.as_slices();
+    let front = &front[..max.min(front.len())];
+    let back = &back[..(max - front.len()).min(back.len())];
+    [front, back].concat()
 }
 
 fn wait(cx: &Cx, channel: Channel) -> Stop {

@@ -180,11 +180,18 @@ impl Socket {
         self.options.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An option was set that its peer must know of.
+    /// An option was set that its connection must know of.
     pub fn options_changed(&self) {
-        let tells = self.options().is_on(libc::SOL_SOCKET, libc::SO_PASSCRED);
+        let options = self.options();
+        let tells = options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED);
+        let buffer = options.values.get(&(libc::SOL_SOCKET, libc::SO_SNDBUF));
+        let buffer = buffer.and_then(|bytes| usize::try_from(*bytes).ok());
+        drop(options);
         if let State::Connected(stream) = &*self.lock() {
             stream.incoming.keep_senders_apart(tells);
+            if let Some(bytes) = buffer {
+                stream.outgoing.hold(bytes);
+            }
         }
     }
 

@@ -123,6 +123,26 @@ fn options_are_cut_to_the_room_for_them() {
 }
 
 #[test]
+fn a_connection_holds_what_its_sender_asks_for() {
+    let mut kit = Kit::new();
+    let (a, _b) = kit.sockets();
+    let mut sent = 0;
+    for (option, bytes, holds) in [
+        (libc::SO_SNDBUF, 100_000, 200_000),
+        (libc::SO_SNDBUFFORCE, i32::MAX, 1 << 20),
+    ] {
+        kit.put(0x600, &i32::to_le_bytes(bytes));
+        let set = [a, libc::SOL_SOCKET as u64, option as u64, 0x600, 4];
+        assert_eq!(kit.call(libc::SYS_setsockopt, &set), Ok(0));
+        let send = [a, 0x2000, 4096, libc::MSG_DONTWAIT as u64];
+        while kit.call(libc::SYS_sendto, &send) == Ok(4096) {
+            sent += 4096;
+        }
+        assert_eq!(sent / 4096, holds / 4096);
+    }
+}
+
+#[test]
 fn a_send_without_a_reader_raises_sigpipe_unless_told_not_to() {
     let mut kit = Kit::new();
     let (a, b) = kit.sockets();
