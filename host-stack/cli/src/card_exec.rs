@@ -37,6 +37,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         command: options.command.clone(),
         variables: env::vars().collect(),
         library_path: env::var(LIBRARY_PATH).ok(),
+        files: Vec::new(),
     };
     job.run(&options.rig)
 }
@@ -51,6 +52,8 @@ pub struct Job {
     pub variables: Vec<(String, String)>,
     /// Where those are looked for beside the usual places.
     pub library_path: Option<String>,
+    /// What else comes along.
+    pub files: Vec<File>,
 }
 
 impl Job {
@@ -76,6 +79,7 @@ impl Job {
             path: path.into(),
             bytes: Arc::new(bytes),
         });
+        files.extend(self.files.iter().cloned());
         let engine = Engine::get(&rig.directory()?, self.node - 1)?;
         let environment = self.environment(&sdk)?;
         let exit = native::run_brought(&engine, path, &files, self.command, environment)?;

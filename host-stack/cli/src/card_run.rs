@@ -1,17 +1,14 @@
 //! `snaprig card run`: what micnativeloadex does. One card, one program, its stdio, its status.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use snaprig_card_platform::Kind;
 use snaprig_coi::{Engine, native};
 use snaprig_offload_wire::coi::Exit;
-use snaprig_rig::{Rig, files::CardFiles, libraries};
+use snaprig_rig::{Rig, files::CardFiles};
 
-use crate::{AnyError, programs, size};
+use crate::{AnyError, card_files::with_libraries, programs, size};
 
 /// What `card run` is told.
 #[derive(Args)]
@@ -36,6 +33,10 @@ pub struct Options {
     /// Let programs on cards read and write files in a directory of the host, with Snapify-IO. Can be given more than once
     #[arg(long, value_name = "DIR")]
     share: Vec<PathBuf>,
+    /// Host and card have a network to each other: the card is 172.31.1.1, the host 172.31.1.254. Takes root, as in
+    /// `unshare -rn`
+    #[arg(long)]
+    network: bool,
     /// A Linux program (x86-64), followed by its arguments; a name without a slash is looked for on
     /// PATH
     #[arg(required = true, last = true, value_name = "PROGRAM ARGS")]
@@ -49,7 +50,6 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let path = program.card.clone();
     std::fs::File::open(&program.host).map_err(|e| format!("{}: {e}", program.host.display()))?;
     let mut files = options.files.clone();
-    files.extend(libraries::needed(&elf_files(&program, &options.files)));
     files.push(program);
     let rig = Rig::builder()
         .exe(std::env::current_exe()?)
@@ -57,8 +57,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         .cores(options.cores)
         .threads_per_core(options.threads_per_core)
         .platform(options.platform)
-        .files(files)
+        .files(with_libraries(&files))
         .shares(options.share.clone())
+        .network(options.network)
         .start()?;
     let engine = Engine::get(rig.dir(), 0)?;
     let environment = std::env::vars()
@@ -70,27 +71,5 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
             eprintln!("{}: ended by signal {signal}", path);
             Ok(ExitCode::from(128 + signal as u8))
         }
-    }
-}
-
-/// The program, and what in the directories that come along may need libraries too.
-fn elf_files(program: &CardFiles, others: &[CardFiles]) -> Vec<PathBuf> {
-    let mut found = vec![program.host.clone()];
-    for files in others {
-        collect(&files.host, &mut found);
-    }
-    found
-}
-
-fn collect(path: &Path, found: &mut Vec<PathBuf>) {
-    let Ok(about) = path.symlink_metadata() else {
-        return;
-    };
-    if about.is_dir() {
-        for entry in path.read_dir().into_iter().flatten().flatten() {
-            collect(&entry.path(), found);
-        }
-    } else if about.is_file() {
-        found.push(path.to_owned());
     }
 }

@@ -6,8 +6,11 @@
 mod adopted;
 mod campaign;
 mod card_exec;
+mod card_files;
+mod card_launchers;
 mod card_list;
 mod card_power;
+mod card_rsh;
 mod card_run;
 mod card_syscalls;
 mod cards;
@@ -143,6 +146,8 @@ enum CardCommand {
     Run(card_run::Options),
     /// Run a Linux program on a card of a running rig: its stdio is ours, and so is its exit status
     Exec(card_exec::Options),
+    /// Run words of a shell on a card of a running rig, as rsh(1) does on another machine: for launchers of MPI jobs
+    Rsh(card_rsh::Options),
     /// List the cards of a running rig, and what state each is in
     List(card_list::Options),
     /// Kill a card of a running rig: its process ends, and the host notices
@@ -201,6 +206,7 @@ fn own(arguments: Vec<OsString>) -> Result<ExitCode, AnyError> {
         Command::Demo(options) => demo::run(&options),
         Command::Card(CardCommand::Run(options)) => card_run::run(&options),
         Command::Card(CardCommand::Exec(options)) => card_exec::run(&options),
+        Command::Card(CardCommand::Rsh(options)) => card_rsh::run(&options),
         Command::Card(CardCommand::List(options)) => card_list::run(&options),
         Command::Card(CardCommand::Kill(options)) => card_power::run(Action::Kill, &options),
         Command::Card(CardCommand::KillDaemon(options)) => {

@@ -23,6 +23,8 @@ use snaprig_rig::{Rig, files::CardFiles, sdk::Sdk};
 
 use crate::{
     AnyError,
+    card_files::with_libraries,
+    card_launchers,
     programs::{exports, not_started},
     size,
 };
@@ -45,12 +47,17 @@ pub struct Setup {
     /// kvm or ptrace [default: the best that works here]
     #[arg(long)]
     platform: Option<Kind>,
-    /// Put a directory, a tar image (*.tar) or a file onto every card: HOST[:PATH_ON_CARD]
+    /// Put a directory, a tar image (*.tar) or a file onto every card: HOST[:PATH_ON_CARD]. Libraries that programs among them
+    /// need come along by themselves. Can be given more than once
     #[arg(long, value_name = "HOST[:CARD]")]
     files: Vec<CardFiles>,
     /// Let programs on cards read and write files in a directory of the host, with Snapify-IO. Can be given more than once
     #[arg(long, value_name = "DIR")]
     share: Vec<PathBuf>,
+    /// Host and cards have a network to each other: card N is 172.31.1.N, the host 172.31.1.254. Takes root, as in
+    /// `unshare -rn`
+    #[arg(long)]
+    network: bool,
 }
 
 impl Setup {
@@ -63,10 +70,20 @@ impl Setup {
             .cores(self.cores)
             .threads_per_core(self.threads_per_core)
             .platform(self.platform)
-            .files(self.files.clone())
+            .files(with_libraries(&self.files))
             .shares(self.share.clone())
+            .network(self.network)
             .start()?;
         Ok(rig)
+    }
+
+    /// What a program has in its environment to use that rig.
+    fn environment(&self, sdk: &Sdk, rig: &Rig) -> Result<Vec<(&'static str, OsString)>, AnyError> {
+        let mut environment = sdk.environment(rig.dir())?;
+        if self.network {
+            environment.extend(card_launchers::environment(&std::env::current_exe()?));
+        }
+        Ok(environment)
     }
 }
 
@@ -95,7 +112,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let rig = options.setup.start()?;
     let mut child = Command::new(program)
         .args(arguments)
-        .envs(sdk.environment(rig.dir())?)
+        .envs(options.setup.environment(&sdk, &rig)?)
         .spawn()
         .map_err(|error| not_started(program, &error))?;
     // Keys are for the program: the rig lasts as long as it does.
@@ -146,7 +163,7 @@ fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError>
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     let rig = options.setup.start()?;
-    let mut environment = sdk.environment(rig.dir())?;
+    let mut environment = options.setup.environment(&sdk, &rig)?;
     environment.push(("SNAPRIG_RIG_PID", std::process::id().to_string().into()));
     io::Write::write_all(&mut &to, exports(&environment).as_bytes())?;
     drop(to);

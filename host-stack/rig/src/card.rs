@@ -28,6 +28,7 @@ use snaprig_scif::host::{
 
 use crate::{
     card_process::{self, CardOptions, KILL_DAEMON, SHUT_DOWN},
+    network::CardNetwork,
     rig::{MEMORY_BYTES, RigBuilder, RigError},
 };
 
@@ -45,6 +46,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 pub struct Card {
     node: u16,
     socket: PathBuf,
+    network: Option<CardNetwork>,
     builder: RigBuilder,
     host: Arc<HostNode>,
     /// Held while it goes from one state to the next on purpose.
@@ -58,6 +60,7 @@ impl Card {
         Self {
             node,
             socket: dir.join(format!("card{node}.sock")),
+            network: (builder.network).then(|| CardNetwork::of(dir, node, builder.cards as u16)),
             builder: builder.clone(),
             host: host.clone(),
             power: Mutex::new(()),
@@ -263,6 +266,7 @@ impl Card {
             threads_per_core: self.builder.threads_per_core,
             platform: each(&self.builder.platforms, self.node).copied(),
             files: self.builder.files.clone(),
+            network: self.network.clone(),
             remove_directory: !self.builder.keep,
         };
         let mut command = Command::new(&self.builder.exe);

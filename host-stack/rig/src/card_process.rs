@@ -15,7 +15,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use snaprig_card_device::{self as device, Device, Listener};
-use snaprig_card_fs::{Topology, console};
+use snaprig_card_fs::{Topology, console, relay::carrier::Carrier};
 use snaprig_card_kernel::{Config, Kernel, Spawn, checkpoint::CheckpointDevice};
 use snaprig_card_memory::CardMemory;
 use snaprig_card_platform::{self as platform, Kind};
@@ -25,6 +25,7 @@ use snaprig_wire::{bar4::spad, checkpoint};
 use crate::{
     files::CardFiles,
     guest,
+    network::CardNetwork,
     sandbox::{self, Role, Sandbox},
     state,
 };
@@ -65,6 +66,8 @@ pub struct CardOptions {
     pub platform: Option<Kind>,
     /// Files of the host that it has from its start.
     pub files: Vec<CardFiles>,
+    /// Its network, if it has one.
+    pub network: Option<CardNetwork>,
     /// Remove the socket's directory, the rig's, if the rig's process ends without doing so.
     pub remove_directory: bool,
 }
@@ -138,6 +141,13 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
             .write_file(path, program, 0o755)
             .map_err(|e| failed("its memory is too small to boot")(e.into()))?;
     }
+    let carrier = options.network.as_ref().map(|network| {
+        let interface = network.interface(options.node);
+        kernel.join_network(interface, Box::new(network.connect()?))
+    });
+    let carrier = carrier
+        .transpose()
+        .map_err(|e| failed("its network")(e.into()))?;
     let listener =
         Listener::bind(&options.socket).map_err(|e| failed("its PCI function")(e.into()))?;
     // A backtrace would be read from files.
@@ -146,7 +156,11 @@ pub fn run(options: &CardOptions) -> Result<(), CardError> {
         .join()
         .map_err(|_| failed("its first memory")("a panic".into()))?;
     // From here on guests, and the host's driver, have a say.
-    let sandbox = sandbox::enter(kind).map_err(|e| failed("its sandbox")(e.into()))?;
+    let sandbox =
+        sandbox::enter(kind, carrier.is_some()).map_err(|e| failed("its sandbox")(e.into()))?;
+    if let Some(carrier) = carrier {
+        carry(carrier, sandbox).map_err(|e| failed("its network")(e.into()))?;
+    }
     let serving = serve(&device, listener, sandbox).map_err(failed("its PCI function"))?;
     let directory = options.socket.parent().filter(|_| options.remove_directory);
     let directory = directory.map(Path::to_owned);
@@ -208,6 +222,18 @@ fn serve(
         Ok(device.serve_on(listener)?)
     });
     parent.join().unwrap_or_else(|_| Err("a panic".into()))
+}
+
+/// Carries what leaves the card on a thread that can do nothing else.
+fn carry(carrier: Carrier, sandbox: Sandbox) -> std::io::Result<()> {
+    let thread = std::thread::Builder::new().name("network".into());
+    let run = move || {
+        let carried = sandbox.narrow(Role::Network).map_err(AnyError::from);
+        if let Err(error) = carried.and_then(|()| Ok(carrier.run()?)) {
+            tracing::error!("the card is without its network: {error}");
+        }
+    };
+    thread.spawn(run).map(drop)
 }
 
 /// Closes whatever else the process was born with: nobody in it knows of that.

@@ -20,6 +20,7 @@ pub mod control;
 pub mod files;
 pub mod guest;
 pub mod libraries;
+pub mod network;
 mod rig;
 pub mod sandbox;
 pub mod sdk;

@@ -12,7 +12,13 @@ use snaprig_scif::host::{HostNode, cards::CardState};
 use snaprig_snapify_io::{Grant, sums::StoreError};
 use tempfile::TempDir;
 
-use crate::{card::Card, control::Service, files::CardFiles, sysfs::Sysfs};
+use crate::{
+    card::Card,
+    control::Service,
+    files::CardFiles,
+    network::{Network, NetworkError},
+    sysfs::Sysfs,
+};
 
 /// Memory of a card unless told otherwise, in bytes.
 pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
@@ -107,6 +113,9 @@ pub enum RigError {
         /// What was asked for.
         processors: usize,
     },
+    /// The network between host and cards.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     /// The host's SCIF node.
     #[error("host SCIF node: {0}")]
     Node(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -144,13 +153,14 @@ fn rigs_directory() -> PathBuf {
 #[derive(Clone, Debug)]
 pub struct RigBuilder {
     pub(crate) exe: PathBuf,
-    cards: usize,
+    pub(crate) cards: usize,
     pub(crate) memory_bytes: Vec<u64>,
     pub(crate) cores: usize,
     pub(crate) threads_per_core: usize,
     pub(crate) platforms: Vec<Kind>,
     pub(crate) files: Vec<CardFiles>,
     shares: Vec<PathBuf>,
+    pub(crate) network: bool,
     pub(crate) keep: bool,
 }
 
@@ -226,6 +236,13 @@ impl RigBuilder {
         self
     }
 
+    /// Gives host and cards a network to each other ([`crate::network`]), which takes CAP_NET_ADMIN and CAP_SYS_ADMIN (default: none).
+    #[must_use]
+    pub fn network(mut self, network: bool) -> Self {
+        self.network = network;
+        self
+    }
+
     /// Leave the rig's directory behind, for inspection. `SNAPRIG_KEEP=1` does the same.
     #[must_use]
     pub fn keep(mut self, keep: bool) -> Self {
@@ -267,6 +284,10 @@ impl RigBuilder {
             .map(|shared| Grant::new(dir.path(), shared))
             .collect::<Result<_, _>>()
             .map_err(RigError::Share)?;
+        let network = match self.network {
+            true => Some(Network::start(dir.path(), self.cards as u16)?),
+            false => None,
+        };
         let cards = (1..=self.cards)
             .map(|number| Card::new(&self, dir.path(), number as u16, &host))
             .collect::<Arc<[_]>>();
@@ -284,6 +305,7 @@ impl RigBuilder {
             cards,
             _io: (io, programs),
             _shares: shares,
+            _network: network,
             node: host,
             dir,
         })
@@ -298,6 +320,7 @@ pub struct Rig {
     cards: Arc<[Card]>,
     _io: (snaprig_snapify_io::Daemon, snaprig_snapify_io::Programs),
     _shares: Vec<Grant>,
+    _network: Option<Network>,
     node: Arc<HostNode>,
     dir: TempDir,
 }
@@ -314,6 +337,7 @@ impl Rig {
             platforms: Vec::new(),
             files: Vec::new(),
             shares: Vec::new(),
+            network: false,
             keep: false,
         }
     }

@@ -72,6 +72,16 @@ pub fn tell_mounts(name: &str, kind: &str, options: &[&str]) {
     say(name, unshare.status().is_ok_and(|status| status.success()));
 }
 
+/// Declares a `cfg`, and sets it if ip(8) makes interfaces in a network namespace that unshare(1) makes.
+pub fn tell_networks(name: &str) {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--map-root-user", "--net", "--", "ip", "link", "add"]);
+    // They end with the namespace, which ends with ip(8).
+    unshare.args(["one", "type", "veth", "peer", "name", "other"]);
+    unshare.stdout(Stdio::null()).stderr(Stdio::null());
+    say(name, unshare.status().is_ok_and(|status| status.success()));
+}
+
 /// Declares the `cfg` `has_program`, and sets it to each of these programs that is installed:
 /// `#[cfg_attr(not(has_program = "tshark"), ignore = "tshark is not installed")]`.
 pub fn tell_programs(programs: &[&str]) {

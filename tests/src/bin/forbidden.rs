@@ -30,7 +30,7 @@ fn run() -> Result<(), Box<dyn Error + Send + Sync>> {
     // The first thread that a process starts has the C library prepare for threads.
     let first = std::thread::spawn(|| ());
     first.join().expect("it does not panic");
-    let sandbox = sandbox::enter(platform.parse()?)?;
+    let sandbox = sandbox::enter(platform.parse()?, false)?;
     let culprit = std::thread::Builder::new().name("culprit".into());
     let culprit = culprit.spawn(move || {
         sandbox.narrow(role)?;

@@ -10,11 +10,13 @@
 //! | [`signals`] | sets of signals |
 //! | [`clock`] | what time it is on a card, and the page that tells programs |
 //! | [`random`] | random numbers |
+//! | [`network`] | a network beyond the card's own |
 
 pub mod clock;
 pub mod device;
 pub mod errno;
 pub mod file;
+pub mod network;
 pub mod random;
 pub mod signals;
 pub mod wait;

@@ -7,6 +7,8 @@
 //! | [`table`], `passed` | descriptors; those on their way through sockets |
 //! | [`tree`], `proc`, `processors` | names; texts of /proc; those about processors |
 //! | [`sockets`], [`file_waits`] | what sockets share; who waits for a file |
+//! | [`relay`] | connections that leave the card |
+//! | `links`, `rtnetlink` | interfaces; what rtnetlink(7) says of them |
 //! | [`call`], [`context`], [`calls`] | who calls; where it works; the calls |
 //! | [`image`] | what an image says of descriptors and files, and both on a card again |
 //!
@@ -20,11 +22,14 @@ pub mod file_waits;
 pub mod files;
 pub mod image;
 pub mod inode;
+mod links;
 mod locks;
 pub mod meta;
 mod passed;
 mod proc;
 mod processors;
+pub mod relay;
+mod rtnetlink;
 pub mod sockets;
 pub mod stat;
 pub mod table;

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{Arc, Weak},
 };
 
@@ -9,13 +10,17 @@ use serde::{Deserialize, Serialize};
 use snaprig_card_driver::errno::Errno;
 
 use crate::{
-    files::socket::Listener,
+    files::{address::Place, socket::Listener},
     passed::InFlight,
+    relay::Relay,
     tree::{Node, Vfs},
 };
 
 /// Ports for whoever wants any (ip_local_port_range).
-const EPHEMERAL_PORTS: std::ops::Range<u16> = 32_768..61_000;
+const EPHEMERAL_PORTS: Range<u16> = 32_768..61_000;
+/// The same where the card has a network: the host's kernel, which gives ports to connections that leave the card, has others
+/// for that.
+const EPHEMERAL_PORTS_OUTSIDE: Range<u16> = 61_000..65_535;
 
 /// Names that autobind has: five hexadecimal digits.
 const AUTOBIND_MAX: u32 = 0xf_ffff;
@@ -35,6 +40,13 @@ pub enum SocketName {
     Port(Vec<PortKind>, u16),
 }
 
+impl SocketName {
+    /// Whether it is found there over IPv4.
+    pub fn is_of_ipv4(&self) -> bool {
+        matches!(self, Self::Port(kinds, _) if kinds.iter().any(|(_, is_ipv6)| !is_ipv6))
+    }
+}
+
 /// Names of sockets, and what is on its way between them.
 pub struct Sockets {
     /// Abstract names of sockets (unix(7)), each for as long as its socket is there.
@@ -46,6 +58,8 @@ pub struct Sockets {
     next_name: u32,
     /// Descriptors on their way through sockets.
     pub in_flight: InFlight,
+    /// The way out of the card, if it has a network.
+    pub relay: Option<Arc<Relay>>,
 }
 
 impl Default for Sockets {
@@ -56,11 +70,18 @@ impl Default for Sockets {
             next_port: EPHEMERAL_PORTS.start,
             next_name: 0,
             in_flight: InFlight::default(),
+            relay: None,
         }
     }
 }
 
 impl Sockets {
+    /// Whether an address is of this card.
+    pub fn is_here(&self, place: Place) -> bool {
+        let is_own = |relay: &Arc<Relay>| relay.is_own(place.ip);
+        place.is_here() || self.relay.as_ref().is_some_and(is_own)
+    }
+
     /// Gives a socket an abstract name.
     pub fn add_abstract(&mut self, name: Vec<u8>, listener: &Arc<Listener>) -> Result<(), Errno> {
         self.abstract_names
@@ -116,13 +137,17 @@ impl Sockets {
 
     /// A port that nobody is bound to.
     pub fn free_port(&mut self, kinds: &[PortKind]) -> Result<u16, Errno> {
-        for _ in EPHEMERAL_PORTS {
+        let range = match self.relay {
+            None => EPHEMERAL_PORTS,
+            Some(_) => EPHEMERAL_PORTS_OUTSIDE,
+        };
+        for _ in range.clone() {
             let number = self.next_port;
-            self.next_port = match EPHEMERAL_PORTS.contains(&(number + 1)) {
+            self.next_port = match range.contains(&(number + 1)) {
                 true => number + 1,
-                false => EPHEMERAL_PORTS.start,
+                false => range.start,
             };
-            if !self.has_port(kinds, number) {
+            if range.contains(&number) && !self.has_port(kinds, number) {
                 return Ok(number);
             }
         }
@@ -166,6 +191,14 @@ impl Sockets {
                 }),
                 Err(errno) => errno == Errno::ENOENT,
             },
+        }
+    }
+
+    /// A restored socket listens on the card's network, too, as it did.
+    pub fn listen_outside(&self, listener: &Arc<Listener>) {
+        if let (Some(relay), (_, 1..)) = (&self.relay, listener.backlog()) {
+            // Nobody waits for that; if the port is another's, the socket is reached on the card alone.
+            let _ = listener.listen_outside(relay);
         }
     }
 

@@ -149,7 +149,10 @@ fn interrupt(state: &mut State, tid: i32, number: u64) {
     let is_checkpoint = number as i64 == libc::SYS_ioctl && checkpoint::is_request(request);
     // Who waits for a lock goes on waiting, whatever SA_RESTART says (futex(2), FUTEX_LOCK_PI).
     let is_lock = number as i64 == libc::SYS_futex && futex::is_lock(state.thread(tid).regs.rsi);
+    // A socket that is to listen outside of the card will in a moment: listen(2) knows no EINTR.
+    let is_listen = number as i64 == libc::SYS_listen;
     let restart = is_lock
+        || is_listen
         || is_fork(number)
         || !is_checkpoint && may_restart(number) && send::restarts(state, tid);
     abandon(state, tid);

@@ -6,8 +6,15 @@ use std::{
     time::Duration,
 };
 
-use snaprig_card_driver::{clock, device::CharDevice, errno::Errno, file::File, wait::Channel};
-use snaprig_card_fs::{Entry, FileTable, FsContext, Vfs};
+use snaprig_card_driver::{
+    clock,
+    device::CharDevice,
+    errno::Errno,
+    file::File,
+    network::{Interface, Network},
+    wait::Channel,
+};
+use snaprig_card_fs::{Entry, FileTable, FsContext, Vfs, relay::carrier::Carrier};
 use snaprig_card_memory::PAGE;
 use snaprig_card_platform::{Regs, xstate};
 
@@ -55,6 +62,21 @@ impl Kernel {
     /// Puts a character device at `path`.
     pub fn register_device(&self, path: &str, device: Arc<dyn CharDevice>) {
         self.lock().vfs.register_device(path, device);
+    }
+
+    /// Gives the card a network, before its first program runs: an interface, and sockets that `network` makes. A thread is
+    /// to run what this returns, for as long as the card does.
+    pub fn join_network(
+        &self,
+        interface: Interface,
+        network: Box<dyn Network>,
+    ) -> io::Result<Carrier> {
+        let carrier = Carrier::new(interface, network, self.waker())?;
+        let mut state = self.lock();
+        let put = state.vfs.put_network(carrier.relay().interface());
+        put.map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        state.sockets.relay = Some(carrier.relay().clone());
+        Ok(carrier)
     }
 
     /// Puts a file into the file system, with the directories on its way.
@@ -155,6 +177,9 @@ impl Kernel {
                 state.end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
             }
             state.is_over = true;
+            if let Some(relay) = &state.sockets.relay {
+                relay.close();
+            }
             self.timers.notify_all();
             std::mem::take(&mut state.handles)
         };

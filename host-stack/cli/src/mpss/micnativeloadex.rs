@@ -47,6 +47,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         command: [vec![options.program.clone()], arguments].concat(),
         variables,
         library_path: library_path(),
+        files: Vec::new(),
     };
     match rig_from_environment() {
         Some(_) => job.run(&RunningRig::default()),

@@ -6,6 +6,7 @@
 //! | all, by TSYNC | [`Role::Any`]: what any of them needs |
 //! | guest threads, and the first thread, which starts them | and [`Role::Guest`]: no file, socket or process is made |
 //! | `vfio-user` | and [`Role::Host`]: its sockets, and mapping what it is given |
+//! | `network`, if the card has one | and [`Role::Network`]: what it does with sockets that it is given, and accepting |
 //! | `rig`, which tidies up | and [`Role::Rig`]: reading directories, removing what is in them |
 //!
 //! A call that is in no list is not made: the thread says which it was, and where, and the
@@ -66,6 +67,7 @@ impl From<BackendError> for SandboxError {
 #[derive(Clone, Copy, Debug)]
 pub struct Sandbox {
     platform: Kind,
+    has_network: bool,
     /// What becomes of a forbidden call; `None`: there are no filters.
     forbidden: Option<Forbidden>,
 }
@@ -77,8 +79,8 @@ enum Forbidden {
 }
 
 /// Locks up the process, all of its threads and all that they will start, for good. A card on
-/// `platform` has made and opened by now what it cannot later.
-pub fn enter(platform: Kind) -> Result<Sandbox, SandboxError> {
+/// `platform`, with a network or without, has made and opened by now what it cannot later.
+pub fn enter(platform: Kind, has_network: bool) -> Result<Sandbox, SandboxError> {
     let mode = std::env::var(VARIABLE).unwrap_or_default();
     let forbidden = match mode.as_str() {
         "" | "on" => Some(Forbidden::Trap),
@@ -88,6 +90,7 @@ pub fn enter(platform: Kind) -> Result<Sandbox, SandboxError> {
     };
     let sandbox = Sandbox {
         platform,
+        has_network,
         forbidden,
     };
     // A core would have the memory of everybody who uses the card.
@@ -159,7 +162,7 @@ impl Sandbox {
             Some(Forbidden::Trap) => SeccompAction::Trap,
             Some(Forbidden::Log) => SeccompAction::Log,
         };
-        let rules = rules::rules(role, self.platform)?;
+        let rules = rules::rules(role, self.platform, self.has_network)?;
         Ok(Some(filter(rules, forbidden, SeccompAction::Allow)?))
     }
 }

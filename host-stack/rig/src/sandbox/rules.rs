@@ -22,6 +22,8 @@ pub enum Role {
     Guest,
     /// Serves the host's driver.
     Host,
+    /// Carries what leaves the card by its network.
+    Network,
     /// Waits for the rig's end and tidies up.
     Rig,
 }
@@ -63,6 +65,17 @@ const HOST: &[i64] = &[
     libc::SYS_poll,
     libc::SYS_ppoll,
     libc::SYS_readlink,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+];
+
+/// What is done with sockets of the host that the card is given: none is made, bound or connected.
+const NETWORK: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_getsockname,
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
     libc::SYS_shutdown,
@@ -122,7 +135,7 @@ const PRCTLS: &[u64] = &[
     libc::PR_SET_VMA as u64,
 ];
 /// The calls of a role on a platform. `Any` has those of all roles.
-pub(super) fn rules(role: Role, platform: Kind) -> Result<Rules, BackendError> {
+pub(super) fn rules(role: Role, platform: Kind, has_network: bool) -> Result<Rules, BackendError> {
     let is = |one| role == one || role == Role::Any;
     let ptrace = platform == Kind::Ptrace;
     let mut list = List::default();
@@ -173,6 +186,21 @@ pub(super) fn rules(role: Role, platform: Kind) -> Result<Rules, BackendError> {
         list.one_of(libc::SYS_io_uring_register, 1, URING_EVENTFDS)?;
         // getrlimit(2), which sets nothing.
         list.rule(libc::SYS_prlimit64, &[(2, Compare::Is(0))])?;
+    }
+    if is(Role::Network) && has_network {
+        list.calls(NETWORK);
+        // What the library asks, where assertions are on, of a descriptor that it closes.
+        list.one_of(libc::SYS_fcntl, 1, &[libc::F_GETFD as u64])?;
+        for (call, option) in [
+            (libc::SYS_getsockopt, libc::SO_ERROR),
+            (libc::SYS_setsockopt, libc::SO_LINGER),
+        ] {
+            let arguments = [
+                (1, Compare::Int(libc::SOL_SOCKET)),
+                (2, Compare::Int(option)),
+            ];
+            list.rule(call, &arguments)?;
+        }
     }
     if is(Role::Rig) {
         list.calls(RIG);

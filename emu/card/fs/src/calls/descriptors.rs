@@ -10,11 +10,12 @@ use snaprig_card_driver::{
 
 use crate::{
     call::{FsCall, IO_MAX, only, read_c_string},
-    calls::{attributes::is_anonymous, open::O_LARGEFILE},
+    calls::{attributes::is_anonymous, links, open::O_LARGEFILE},
     files::{
         event::Event,
         pipe,
         regular::{Directory, RegularFile},
+        socket::Socket,
     },
     inode::Inode,
     meta::Meta,
@@ -378,7 +379,14 @@ impl FsCall<'_> {
                     .set_close_on_exec(fd, u64::from(request) == libc::FIOCLEX)?;
                 Ok(0)
             }
-            _ => Ok(open.file.ioctl(&mut self.cx, request, argument)? as u64),
+            _ => {
+                if open.file.as_any().is::<Socket>()
+                    && let Some(result) = links::ioctl(self, request, argument)
+                {
+                    return result;
+                }
+                Ok(open.file.ioctl(&mut self.cx, request, argument)? as u64)
+            }
         }
     }
 }

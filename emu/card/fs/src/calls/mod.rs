@@ -14,6 +14,7 @@ mod copy;
 mod descriptors;
 mod fcntl;
 mod fd_names;
+mod links;
 mod locks;
 mod open;
 mod paths;

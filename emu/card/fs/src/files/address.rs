@@ -57,7 +57,7 @@ impl Place {
         Self { ip, ..self }
     }
 
-    /// Whether it is of this machine: it has no other network than `lo`.
+    /// Whether it is of this machine, as far as its own loopback device reaches.
     pub fn is_here(self) -> bool {
         self.ip.is_loopback() || self.ip.is_unspecified()
     }

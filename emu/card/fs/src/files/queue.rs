@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use snaprig_card_driver::{
 
 use crate::{
     passed::{Passed, release},
+    relay::Doorbell,
     table::Open,
 };
 
@@ -74,6 +75,19 @@ pub struct Queue {
     inner: Mutex<Inner>,
     /// Woken whenever anything changes.
     pub channel: Channel,
+    /// Who carries what is in it to a socket of the host, or from there.
+    carrier: OnceLock<Doorbell>,
+}
+
+/// What there was to be carried away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// Something.
+    Some,
+    /// Nothing yet.
+    Nothing,
+    /// Nothing any more: the writer has gone.
+    End,
 }
 
 struct Inner {
@@ -99,6 +113,8 @@ struct Inner {
     reset: bool,
     /// No read crosses from one sender's bytes to another's (unix(7), SO_PASSCRED).
     senders_apart: bool,
+    /// Whoever carries bytes into it waits for room.
+    is_starved: bool,
     /// How often something came in, or the writer went.
     arrivals: u64,
     /// How often room was made where there was too little, or the reader went.
@@ -135,12 +151,14 @@ impl Queue {
             senders: VecDeque::new(),
             reset: false,
             senders_apart: false,
+            is_starved: false,
             arrivals: 0,
             departures: 0,
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
             channel: Channel::new(),
+            carrier: OnceLock::new(),
         })
     }
 
@@ -171,10 +189,66 @@ impl Queue {
         let bytes = first(&inner.bytes, count.min(max));
         inner.bytes.drain(..count);
         inner.taken += count as u64;
+        let is_awaited = std::mem::take(&mut inner.is_starved);
         drop(inner);
         release(lost, cx.wake);
         (cx.wake)(self.channel);
+        if is_awaited {
+            self.ring();
+        }
         Ok(bytes)
+    }
+
+    /// Its other end is a socket of the host: whoever carries for that is told of what changes here.
+    pub fn is_carried(&self, carrier: Doorbell) {
+        self.carrier.get_or_init(|| carrier);
+    }
+
+    fn ring(&self) {
+        if let Some(carrier) = self.carrier.get() {
+            carrier.ring();
+        }
+    }
+
+    /// How many bytes may be carried into it; 0: its carrier is told when there is room.
+    pub fn room(&self) -> usize {
+        let mut inner = self.lock();
+        let room = match inner.readers {
+            // It is lost.
+            0 => inner.capacity,
+            _ => inner.capacity - inner.bytes.len(),
+        };
+        inner.is_starved = room == 0;
+        room
+    }
+
+    /// Puts in what its carrier brings, for which there is [`Queue::room`].
+    pub fn bring(&self, bytes: &[u8]) {
+        let mut inner = self.lock();
+        if inner.readers > 0 {
+            inner.bytes.extend(bytes);
+            inner.arrivals += 1;
+        }
+    }
+
+    /// Has `write` take away as much as it wants of what is in it.
+    pub fn take_away<E>(&self, write: impl FnOnce(&[u8]) -> Result<usize, E>) -> Result<Taken, E> {
+        let mut inner = self.lock();
+        let (bytes, _) = inner.bytes.as_slices();
+        if bytes.is_empty() {
+            return Ok(match inner.writers {
+                0 => Taken::End,
+                _ => Taken::Nothing,
+            });
+        }
+        let count = write(bytes)?;
+        if !inner.is_writable() {
+            inner.departures += 1;
+        }
+        inner.bytes.drain(..count);
+        inner.taken += count as u64;
+        inner.end_of_sender();
+        Ok(Taken::Some)
     }
 
     /// The descriptors that came with the bytes of the last read.
@@ -190,6 +264,11 @@ impl Queue {
     /// Its writer goes without having read everything that it was sent.
     pub fn reset(&self) {
         self.lock().reset = true;
+    }
+
+    /// Whether it was.
+    pub fn is_reset(&self) -> bool {
+        self.lock().reset
     }
 
     /// Who has written the bytes of the last read.
@@ -242,7 +321,9 @@ impl Queue {
         inner.note_sender(cx.identity);
         inner.bytes.extend(&data[..part]);
         inner.arrivals += u64::from(part > 0);
+        drop(inner);
         (cx.wake)(self.channel);
+        self.ring();
         Ok(part)
     }
 
@@ -471,6 +552,7 @@ impl Queue {
         drop(inner);
         release(lost.into_iter().map(|(_, passed)| passed), wake);
         wake(self.channel);
+        self.ring();
     }
 
     /// A writing end closes.
@@ -481,6 +563,7 @@ impl Queue {
         inner.arrivals += 1;
         drop(inner);
         wake(self.channel);
+        self.ring();
     }
 }
 

@@ -1,10 +1,14 @@
-//! Sockets in all their states: streams and messages of unix(7), streams of tcp(7) as far as the
-//! loopback device reaches; datagrams have a file of their own.
+//! Sockets in all their states: streams and messages of unix(7), streams of tcp(7), over the loopback device or, where the
+//! card has a network, by way of a [`Relay`]; datagrams have a file of their own.
 
 use std::{
     any::Any,
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    net::SocketAddrV4,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use snaprig_card_driver::{
@@ -13,10 +17,14 @@ use snaprig_card_driver::{
     wait::{Channel, Stop, SysResult},
 };
 
-use crate::files::{
-    datagram::{Letter, Mailbox},
-    queue::Queue,
-    socket_options::Options,
+use crate::{
+    files::{
+        address::{self, Address, Place},
+        datagram::{Letter, Mailbox},
+        queue::Queue,
+        socket_options::Options,
+    },
+    relay::{Attempt, Doorbell, Relay},
 };
 
 /// Connections that wait to be accepted, at most.
@@ -35,6 +43,18 @@ pub struct Listener {
     owner: Mutex<Identity>,
     /// Where letters go, if it is a socket of datagrams.
     pub mailbox: Option<Arc<Mailbox>>,
+    outside: Mutex<Outside>,
+}
+
+/// Whether it listens on the card's network, too.
+enum Outside {
+    No,
+    /// It has been asked for.
+    Soon,
+    /// Who accepts for it is told of what changes here.
+    Yes(Doorbell),
+    /// It cannot.
+    Failed(Errno),
 }
 
 struct Backlog {
@@ -70,6 +90,8 @@ pub enum State {
     New,
     /// It has a name, and may listen.
     Bound(Arc<Listener>),
+    /// It will have a peer outside of the card.
+    Connecting(Arc<Attempt>),
     /// It has a peer, or had one.
     Connected(Arc<Stream>),
     /// It sends datagrams, connected or not.
@@ -90,6 +112,10 @@ pub struct Socket {
     bound: Mutex<Option<Arc<Listener>>>,
     /// Woken when the state changes.
     channel: Channel,
+    /// What became of a connect(2) that nobody waited for: the next one is told, or SO_ERROR.
+    error: Mutex<Option<Errno>>,
+    /// It is connected, and the connect(2) that began that has not said so yet.
+    has_just_connected: AtomicBool,
 }
 
 /// Two connected sockets (socketpair(2)), made by one process.
@@ -106,6 +132,13 @@ pub fn pair(kind: i32, maker: Identity) -> (Arc<Socket>, Arc<Socket>) {
     };
     let socket = |state| Socket::in_state(libc::AF_UNIX, kind, state);
     (socket(one), socket(other))
+}
+
+/// An end whose peer is not on this card; the names that it is told.
+pub fn outside(names: Names, maker: Identity) -> Arc<Stream> {
+    let there = [names[1].clone(), names[0].clone()];
+    let (one, _) = streams(libc::SOCK_STREAM, [names, there], [maker; 2]);
+    one
 }
 
 /// Two ends: the names that each is told, and who has made each.
@@ -158,6 +191,8 @@ impl Socket {
             options: Mutex::default(),
             bound: Mutex::default(),
             channel: Channel::new(),
+            error: Mutex::default(),
+            has_just_connected: AtomicBool::new(false),
         })
     }
 
@@ -209,7 +244,7 @@ impl Socket {
         match &*self.lock() {
             State::Letters(mailbox) => mailbox.take_error(),
             State::Reset => Some(Errno::ECONNRESET),
-            _ => None,
+            _ => self.error().take(),
         }
     }
 
@@ -235,7 +270,7 @@ impl Socket {
         match &*self.lock() {
             State::Bound(listener) => listener.backlog().0,
             State::Connected(stream) => vec![stream.clone()],
-            State::New | State::Letters(_) | State::Reset => Vec::new(),
+            State::New | State::Connecting(_) | State::Letters(_) | State::Reset => Vec::new(),
         }
     }
 
@@ -261,8 +296,29 @@ impl Socket {
         self.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn error(&self) -> MutexGuard<'_, Option<Errno>> {
+        self.error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let State::Connecting(attempt) = &*state
+            && let Some(outcome) = attempt.take()
+        {
+            let bound = attempt.bound.clone();
+            *state = match outcome {
+                Ok(stream) => {
+                    *self.kept() = bound;
+                    self.has_just_connected.store(true, Ordering::Relaxed);
+                    State::Connected(stream)
+                }
+                Err(errno) => {
+                    *self.error() = Some(errno);
+                    bound.map_or(State::New, State::Bound)
+                }
+            };
+        }
+        state
     }
 
     /// Its own address, or its peer's; empty if it has none.
@@ -272,6 +328,10 @@ impl Socket {
             State::Letters(mailbox) => mailbox.name(peer).ok_or(Errno::ENOTCONN),
             _ if peer => Err(Errno::ENOTCONN),
             State::Bound(listener) => Ok(listener.name()),
+            State::Connecting(attempt) => {
+                let bound = attempt.bound.as_ref();
+                Ok(bound.map_or_else(Vec::new, |bound| bound.name()))
+            }
             State::New | State::Reset => Ok(Vec::new()),
         }
     }
@@ -315,9 +375,66 @@ impl Socket {
             State::Bound(listener) => {
                 listener.lock().limit = backlog.clamp(1, BACKLOG_MAX);
                 listener.set_owner(owner);
+                listener.ring();
                 Ok(())
             }
             _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Has it listen on the card's network, too, if it is bound to what is to be reached there; waits until it does.
+    pub fn listen_outside(&self, relay: &Relay) -> SysResult<()> {
+        // The network is one of IPv4.
+        let only_six = self.options().is_on(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY);
+        match &*self.lock() {
+            State::Bound(listener) if !only_six => listener.listen_outside(relay),
+            _ => Ok(()),
+        }
+    }
+
+    /// connect(2) to somebody outside of the card.
+    pub fn connect_outside(
+        &self,
+        relay: &Arc<Relay>,
+        to: SocketAddrV4,
+        nonblock: bool,
+    ) -> SysResult<()> {
+        let mut state = self.lock();
+        if let Some(errno) = self.error().take() {
+            return Err(errno.into());
+        }
+        let bound = match &*state {
+            State::New => None,
+            State::Bound(listener) if listener.lock().limit == 0 => Some(listener.clone()),
+            State::Connecting(_) if nonblock => return Err(Errno::EALREADY.into()),
+            State::Connecting(_) => return Err(Stop::wait(self.channel)),
+            State::Connected(_) if self.has_just_connected.swap(false, Ordering::Relaxed) => {
+                return Ok(());
+            }
+            State::Connected(_) => return Err(Errno::EISCONN.into()),
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let place = bound.as_ref().and_then(|bound| bound.place());
+        // Nobody outside could answer.
+        if place.is_some_and(|place| relay.port_of(place).is_none()) {
+            return Err(Errno::EINVAL.into());
+        }
+        let from = place.map_or(0, |place| place.port);
+        let attempt = Attempt::new(self.domain, from, to, bound, self.channel);
+        relay.connect(attempt.clone())?;
+        *state = State::Connecting(attempt);
+        Err(match nonblock {
+            true => Errno::EINPROGRESS.into(),
+            false => Stop::wait(self.channel),
+        })
+    }
+
+    /// For a call that needs a connection: waits for one that is on its way.
+    fn await_connection(&self, cx: &Cx) -> SysResult<()> {
+        match &*self.lock() {
+            State::Connecting(_) if cx.nonblock => Err(Errno::EAGAIN.into()),
+            State::Connecting(_) => Err(Stop::wait(self.channel)),
+            _ => Ok(()),
         }
     }
 
@@ -334,11 +451,12 @@ impl Socket {
             return Err(Errno::EINVAL.into());
         }
         match backlog.waiting.pop_front() {
-            Some(stream) => Ok(Self::in_state(
-                self.domain,
-                self.kind,
-                State::Connected(stream),
-            )),
+            Some(stream) => {
+                drop(backlog);
+                listener.ring();
+                let state = State::Connected(stream);
+                Ok(Self::in_state(self.domain, self.kind, state))
+            }
             None if nonblock => Err(Errno::EAGAIN.into()),
             None => Err(Stop::wait(self.channel)),
         }
@@ -352,6 +470,7 @@ impl Socket {
             State::New => {}
             State::Bound(listener) if listener.lock().limit == 0 => bound = Some(listener.clone()),
             State::Connected(_) => return Err(Errno::EISCONN.into()),
+            State::Connecting(_) => return Err(Errno::EALREADY.into()),
             _ => return Err(Errno::EINVAL.into()),
         }
         if self.kind != to.kind {
@@ -404,6 +523,7 @@ impl Socket {
 
     /// Reads and leaves the bytes where they are (MSG_PEEK).
     pub fn peek(&self, cx: &Cx, max: usize) -> SysResult<Vec<u8>> {
+        self.await_connection(cx)?;
         self.stream_to_read()?.incoming.peek(cx, max)
     }
 
@@ -448,7 +568,80 @@ impl Listener {
             name: OnceLock::new(),
             owner: Mutex::default(),
             mailbox,
+            outside: Mutex::new(Outside::No),
         })
+    }
+
+    /// Has it listen on the card's network, too, if it has a name that is to be reached there; waits until it does.
+    pub fn listen_outside(self: &Arc<Self>, relay: &Relay) -> SysResult<()> {
+        let place = self.place().filter(|_| self.kind == libc::SOCK_STREAM);
+        let Some(port) = place.and_then(|place| relay.port_of(place)) else {
+            return Ok(());
+        };
+        let mut outside = self.outside();
+        match *outside {
+            Outside::Yes(_) => return Ok(()),
+            Outside::Soon => {}
+            Outside::Failed(errno) => {
+                *outside = Outside::No;
+                return Err(errno.into());
+            }
+            Outside::No => {
+                relay.listen(self, port)?;
+                *outside = Outside::Soon;
+            }
+        }
+        Err(Stop::wait(self.channel))
+    }
+
+    /// What became of that.
+    pub fn is_outside(&self, outcome: Result<Doorbell, Errno>) {
+        *self.outside() = match outcome {
+            Ok(doorbell) => Outside::Yes(doorbell),
+            Err(errno) => Outside::Failed(errno),
+        };
+    }
+
+    fn outside(&self) -> MutexGuard<'_, Outside> {
+        self.outside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        if let Outside::Yes(doorbell) = &*self.outside() {
+            doorbell.ring();
+        }
+    }
+
+    /// Whether one more may wait to be accepted.
+    pub fn has_room(&self) -> bool {
+        let backlog = self.lock();
+        backlog.open && backlog.waiting.len() < backlog.limit
+    }
+
+    /// Somebody from outside waits to be accepted.
+    pub fn admit(&self, stream: Arc<Stream>) {
+        let mut backlog = self.lock();
+        if backlog.open {
+            backlog.waiting.push_back(stream);
+            backlog.arrivals += 1;
+        } else {
+            drop(backlog);
+            // Nobody reads it, so nobody waits for that.
+            stream.close(&mut |_| {});
+        }
+    }
+
+    /// Woken when somebody waits to be accepted.
+    pub fn channel(&self) -> Channel {
+        self.channel
+    }
+
+    /// The address and port that it is bound to.
+    pub fn place(&self) -> Option<Place> {
+        match address::parse(self.domain, &self.name()) {
+            Ok(Address::Port(place)) => Some(place),
+            _ => None,
+        }
     }
 
     /// Connections that wait to be accepted, and how many may.
@@ -498,6 +691,7 @@ impl File for Socket {
             })?;
             return Ok(taken.unwrap_or_default());
         }
+        self.await_connection(cx)?;
         self.stream_to_read()?.incoming.read(cx, max)
     }
 
@@ -524,6 +718,7 @@ impl File for Socket {
             mailbox.send(to, letter, cx)?;
             return Ok(data.len());
         }
+        self.await_connection(cx)?;
         match self.stream() {
             // One of tcp(7) that is not connected is as one that is no more.
             Err(Errno::ENOTCONN) if self.is_internet() => Err(Errno::EPIPE.into()),
@@ -546,6 +741,10 @@ impl File for Socket {
 
     fn poll(&self) -> PollMask {
         match &*self.lock() {
+            State::Connecting(_) => 0,
+            State::New | State::Bound(_) if self.error().is_some() => {
+                libc::POLLIN | libc::POLLOUT | libc::POLLHUP | libc::POLLERR
+            }
             State::New => libc::POLLOUT | libc::POLLHUP,
             State::Reset => libc::POLLIN | libc::POLLHUP | libc::POLLERR,
             State::Letters(mailbox) => mailbox.poll(),
@@ -572,7 +771,9 @@ impl File for Socket {
                 stream.incoming.arrivals() + room
             }
             State::Letters(mailbox) => mailbox.edges(),
-            State::New | State::Reset => 0,
+            // A connect(2) that failed is news.
+            State::New => self.error().is_some().into(),
+            State::Connecting(_) | State::Reset => 0,
         }
     }
 
@@ -598,7 +799,10 @@ impl File for Socket {
                     stream.close(wake);
                 }
                 wake(listener.channel);
+                drop(backlog);
+                listener.ring();
             }
+            State::Connecting(attempt) => attempt.give_up(),
             State::New | State::Reset => {}
         }
     }

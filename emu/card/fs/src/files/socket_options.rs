@@ -1,6 +1,6 @@
 //! Options of sockets (socket(7), tcp(7), ip(7), ipv6(7), unix(7)): what is set is told again. Those
 //! that say how long to wait, how to close, how much may be on its way and what is told of a sender do what they say; the
-//! others are about a network that a card does not have.
+//! others are about a network that a card does not see: packets of its own are the host's.
 
 use std::{collections::BTreeMap, time::Duration};
 

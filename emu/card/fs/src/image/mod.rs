@@ -18,6 +18,7 @@ use crate::{
     files::{
         datagram::{Mailbox, MailboxImage},
         epoll::Epoll,
+        netlink::Netlink,
         pidfd::PidFd,
         pipe::PipeEnd,
         queue::{Queue, QueueImage},
@@ -102,6 +103,8 @@ pub enum FileImage {
     Epoll(Vec<InterestImage>),
     /// A descriptor of a process. One that is not in the image has ended.
     Process(i32),
+    /// A socket of netlink(7). What it has asked is forgotten.
+    Netlink,
 }
 
 /// A socket.
@@ -342,6 +345,9 @@ impl<'a> Describer<'a> {
         if let Some(socket) = file.downcast_ref::<Socket>() {
             return FileImage::Socket(self.socket(socket));
         }
+        if file.is::<Netlink>() {
+            return FileImage::Netlink;
+        }
         if let Some(epoll) = file.downcast_ref::<Epoll>() {
             let interest = epoll.watched().into_iter().filter_map(|interest| {
                 Some(InterestImage {
@@ -396,7 +402,8 @@ impl<'a> Describer<'a> {
     fn socket(&mut self, socket: &Socket) -> SocketImage {
         let state = match socket.state() {
             State::New => SocketState::New,
-            State::Reset => SocketState::Reset,
+            // Whoever is outside of the card does not come along.
+            State::Connecting(_) | State::Reset => SocketState::Reset,
             State::Letters(mailbox) => SocketState::Letters(self.mailboxes.meet(&mailbox)),
             State::Connected(stream) => match self.stream(&stream) {
                 Some(stream) => SocketState::Connected(stream),

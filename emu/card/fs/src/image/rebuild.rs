@@ -20,6 +20,7 @@ use crate::{
         datagram::Mailbox,
         epoll::Epoll,
         event::Event,
+        netlink::Netlink,
         pidfd::{Ending, PidFd},
         pipe::PipeEnd,
         queue::Queue,
@@ -172,7 +173,11 @@ impl Rebuilt {
         }
         for (listener, name) in self.names {
             let what = what(&name);
-            sockets.give(vfs, name, listener).map_err(what)?;
+            let is_outside = name.is_of_ipv4();
+            sockets.give(vfs, name, listener.clone()).map_err(what)?;
+            if is_outside {
+                sockets.listen_outside(&listener);
+            }
         }
         Ok(self.tables)
     }
@@ -219,6 +224,7 @@ impl Building {
             } => PipeEnd::restored(self.queue(*queue)?, *reads, *writes, cx.wake),
             FileImage::Socket(socket) => self.socket(socket)?,
             FileImage::Epoll(_) => Epoll::new(),
+            FileImage::Netlink => Netlink::new(),
             FileImage::Process(pid) => match sources.endings.get(pid) {
                 Some(ending) => PidFd::new(*pid, ending),
                 None => PidFd::ended(),

@@ -5,10 +5,12 @@
 //! | `vfs`, `names` | nodes and directories |
 //! | `walk` | where a path leads |
 //! | `standard` | what every card has |
+//! | `network` | what a card with a network has |
 //! | `install` | what the host puts onto a card |
 
 mod install;
 mod names;
+mod network;
 mod standard;
 mod vfs;
 mod walk;

@@ -1,6 +1,9 @@
 //! Sockets that meet: listen(2), accept(2), connect(2).
 
-use std::sync::Arc;
+use std::{
+    net::{IpAddr, SocketAddrV4},
+    sync::Arc,
+};
 
 use snaprig_card_driver::{errno::Errno, file::File, wait::SysResult};
 
@@ -19,6 +22,9 @@ pub(super) fn listen(call: &mut FsCall, fd: i32, backlog: i32) -> SysResult {
     with(call, fd, |call, socket| {
         if socket.kind != libc::SOCK_DGRAM {
             bind_any(call, socket)?;
+        }
+        if let Some(relay) = &call.sockets.relay {
+            socket.listen_outside(relay)?;
         }
         // A negative one is as many as there may be (listen(2)).
         let backlog = usize::try_from(backlog).unwrap_or(usize::MAX);
@@ -86,6 +92,13 @@ pub(super) fn connect(call: &mut FsCall, fd: i32, at: u64, len: u64) -> SysResul
         let (address, bytes) = read_address(call, socket, at, len)?;
         if let Some(mailbox) = socket.mailbox() {
             return connect_mailbox(call, socket, &mailbox, &address, bytes).map_err(Into::into);
+        }
+        if let (Some(relay), Address::Port(place)) = (&call.sockets.relay, &address)
+            && let (IpAddr::V4(ip), false) = (place.ip, call.sockets.is_here(*place))
+        {
+            let to = SocketAddrV4::new(ip, place.port);
+            socket.connect_outside(relay, to, call.cx.nonblock)?;
+            return Ok(0);
         }
         let to = find(call, socket, &address)?.ok_or(Errno::ECONNREFUSED)?;
         let names = names_of(call, socket, &to, &address)?;

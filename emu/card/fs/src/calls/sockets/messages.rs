@@ -297,14 +297,15 @@ pub(super) fn recvfrom(
 
 /// A `struct msghdr`.
 #[derive(Default)]
-struct Message {
+pub(super) struct Message {
     /// Address and length of a name.
     name: (u64, u64),
     control: u64,
     control_bytes: u64,
 }
 
-fn message(call: &mut FsCall, at: u64) -> Result<(Message, Vectors), Errno> {
+/// The one that is there, and where its bytes are.
+pub(super) fn message(call: &mut FsCall, at: u64) -> Result<(Message, Vectors), Errno> {
     let mut bytes = [0; 56];
     call.cx.memory.read(at, &mut bytes)?;
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
@@ -340,16 +341,29 @@ pub(super) fn recvmsg(call: &mut FsCall, fd: i32, at: u64, flags: i32) -> SysRes
         told |= libc::MSG_CTRUNC;
     }
     let name = received.from.unwrap_or_default();
-    if message.name.0 != 0 {
-        let part = &name[..name.len().min(message.name.1 as usize)];
-        call.cx.memory.write(message.name.0, part)?;
-        let len = (name.len() as u32).to_le_bytes();
-        call.cx.memory.write(at.wrapping_add(8), &len)?;
-    }
-    // The control data; flags.
-    let ends = [bytes.to_le_bytes(), (told as u64).to_le_bytes()].concat();
-    call.cx.memory.write(at.wrapping_add(40), &ends[..12])?;
+    message.tell(call, at, &name, bytes, told)?;
     Ok(received.count)
+}
+
+impl Message {
+    /// Says whom what was received is from, how many bytes of control data there are, and flags.
+    pub(super) fn tell(
+        &self,
+        call: &mut FsCall,
+        at: u64,
+        name: &[u8],
+        control_bytes: u64,
+        flags: i32,
+    ) -> Result<(), Errno> {
+        if self.name.0 != 0 {
+            let part = &name[..name.len().min(self.name.1 as usize)];
+            call.cx.memory.write(self.name.0, part)?;
+            let len = (name.len() as u32).to_le_bytes();
+            call.cx.memory.write(at.wrapping_add(8), &len)?;
+        }
+        let ends = [control_bytes.to_le_bytes(), (flags as u64).to_le_bytes()].concat();
+        call.cx.memory.write(at.wrapping_add(40), &ends[..12])
+    }
 }
 
 /// sendmmsg(2): a message of which only a part fits is the last.

@@ -5,10 +5,12 @@
 //! | `names` | names of sockets, and who is found there |
 //! | `connect` | sockets that meet |
 //! | `messages` | what they send and receive |
+//! | `netlink` | those of sockets of netlink(7) |
 
 mod connect;
 mod messages;
 mod names;
+mod netlink;
 
 use std::time::Duration;
 
@@ -31,6 +33,11 @@ use crate::{
 
 /// Runs one of these calls; `None` if it is none.
 pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
+    if is_one(number)
+        && let Some(result) = netlink::run(call, number, a)
+    {
+        return Some(result);
+    }
     let int = |i: usize| a[i] as i32;
     let one = || Vectors::one(a[1], a[2] as usize);
     Some(match number as i64 {
@@ -57,6 +64,29 @@ pub fn run(call: &mut FsCall, number: u64, a: [u64; 6]) -> Option<SysResult> {
         libc::SYS_getsockopt => socket_options::get(call, int(0), [a[1], a[2], a[3], a[4]]),
         _ => return None,
     })
+}
+
+/// Whether it is a call on a socket that is there.
+fn is_one(number: u64) -> bool {
+    matches!(
+        number as i64,
+        libc::SYS_bind
+            | libc::SYS_listen
+            | libc::SYS_accept
+            | libc::SYS_accept4
+            | libc::SYS_connect
+            | libc::SYS_shutdown
+            | libc::SYS_sendto
+            | libc::SYS_recvfrom
+            | libc::SYS_sendmsg
+            | libc::SYS_recvmsg
+            | libc::SYS_sendmmsg
+            | libc::SYS_recvmmsg
+            | libc::SYS_getsockname
+            | libc::SYS_getpeername
+            | libc::SYS_setsockopt
+            | libc::SYS_getsockopt
+    )
 }
 
 /// The kind of socket that is asked for, if a card has it.
@@ -98,6 +128,9 @@ fn check_kind(domain: i32, kind: i32, protocol: i32) -> Result<i32, Errno> {
 }
 
 fn socket(call: &mut FsCall, domain: i32, kind: i32, protocol: i32) -> SysResult {
+    if domain == libc::AF_NETLINK {
+        return netlink::open(call, kind, protocol);
+    }
     let checked = check_kind(domain, kind, protocol)?;
     let open = open_of(Socket::new(domain, checked), kind);
     call.insert(open, kind & libc::SOCK_CLOEXEC != 0)

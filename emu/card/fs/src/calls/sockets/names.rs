@@ -66,7 +66,7 @@ fn bind_to(
     bytes: Vec<u8>,
 ) -> Result<(), Errno> {
     if let Address::Port(place) = address
-        && !place.is_here()
+        && !call.sockets.is_here(place)
     {
         return Err(Errno::EADDRNOTAVAIL);
     }
@@ -120,7 +120,7 @@ pub(super) fn find(
     address: &Address,
 ) -> Result<Option<Arc<Listener>>, Errno> {
     Ok(match address {
-        Address::Port(place) if !place.is_here() => return Err(Errno::ENETUNREACH),
+        Address::Port(place) if !call.sockets.is_here(*place) => return Err(Errno::ENETUNREACH),
         Address::Port(place) => {
             let udp = socket.kind == libc::SOCK_DGRAM;
             call.sockets
