@@ -193,6 +193,20 @@ fn a_tree_moves_in_the_order_that_the_diagram_shows() {
 }
 
 #[test]
+fn a_target_may_be_ready_before_the_source_knows_that_the_image_is_there() {
+    let mut pair = pair(None, None);
+    pair.target(target::Input::Received { id: ID });
+    pair.target(target::Input::Restored {
+        id: ID,
+        result: Ok(()),
+    });
+    let going = format!("{:?}", Record::Going(ID, SITE));
+    assert!(!pair.has(&going), "its tree may run still");
+    pair.source(source::Input::Copied(Ok(())));
+    assert!(pair.has(&going) && pair.has("Commit") && pair.has("End"));
+}
+
+#[test]
 fn who_does_not_know_the_token_is_told_nothing_and_the_tree_stays() {
     for (source, target) in [(Some(7), Some(8)), (Some(7), None), (None, Some(8))] {
         let mut pair = pair(source, target);

@@ -177,7 +177,7 @@ impl Source {
     /// What the machine would do next depends on this, and on nothing else but numbers and times.
     pub fn hash_state(&self, hash: &mut impl std::hash::Hasher) {
         use std::hash::Hash;
-        self.state.hash(hash);
+        (self.state, self.site.is_some()).hash(hash);
     }
 
     /// Something has happened. To be called again at [`Self::deadline`], if nothing happens before.
@@ -263,11 +263,9 @@ impl Source {
     fn answered(&mut self, answer: ToSource) {
         let own = self.config.id;
         match (answer, self.state) {
-            (ToSource::Ready { id, site }, State::Waiting) if id == own => {
-                self.state = State::Deciding;
-                self.site = Some(site);
-                self.out.push(Output::Write(Record::Going(id, site)));
-            }
+            (ToSource::Ready { id, site }, State::Waiting) if id == own => self.decide(site),
+            // An image that goes another way than messages can be there before this side knows.
+            (ToSource::Ready { id, site }, State::Copying) if id == own => self.site = Some(site),
             (ToSource::Running { id }, State::Asking(_)) if id == own => {
                 self.state = State::Leaving;
                 self.out.push(Output::End);
@@ -280,6 +278,14 @@ impl Source {
                 "the other side says what makes no sense now: {other:?}"
             )),
         }
+    }
+
+    /// The tree stands still at both sides.
+    fn decide(&mut self, site: SiteId) {
+        self.state = State::Deciding;
+        self.site = Some(site);
+        let id = self.config.id;
+        self.out.push(Output::Write(Record::Going(id, site)));
     }
 
     /// The tree will never run at the target.
@@ -306,6 +312,9 @@ impl Source {
             Ok(()) => {
                 self.state = State::Waiting;
                 self.wait(RESTORING_NS);
+                if let Some(site) = self.site {
+                    self.decide(site);
+                }
             }
             Err(why) => self.stays(why),
         }
