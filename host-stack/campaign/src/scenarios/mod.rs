@@ -5,6 +5,7 @@ pub mod coord;
 pub mod migration;
 pub mod oversubscribe;
 pub mod plugins;
+pub mod ppmr;
 pub mod scif;
 pub mod verbs;
 
@@ -22,6 +23,7 @@ pub static ALL: &[Entry] = &[
     Entry::new(&migration::Migration, 20),
     Entry::new(&ckpt_ib::CkptIb, 9),
     Entry::new(&oversubscribe::Oversubscribe, 16),
+    Entry::new(&ppmr::Ppmr, 14),
 ];
 
 /// All of them, as campaigns and `snaprig repro` know them.

@@ -27,7 +27,7 @@ mod draw;
 pub mod invariants;
 mod net;
 pub mod parameters;
-mod program;
+pub(super) mod program;
 mod records;
 mod source;
 mod target;
