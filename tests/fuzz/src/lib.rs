@@ -6,6 +6,7 @@ pub mod coord;
 pub mod driver;
 mod grammar;
 pub mod guest;
+pub mod ppmr;
 #[cfg(test)]
 mod smoke;
 pub mod verbs_cm;

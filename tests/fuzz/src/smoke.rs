@@ -481,6 +481,61 @@ fn streams_between_daemons() {
 }
 
 #[test]
+fn messages_between_buffer_managers() {
+    use snaprig_ppmr::{
+        Failure, Mode,
+        message::{Open, Remote, ToSource, ToTarget, VERSION, encode_framed},
+    };
+    let open = |mode| Open {
+        version: VERSION,
+        mode,
+        chunk_bytes: 1000,
+        chunks: 8,
+        ranks: vec![0, 300],
+    };
+    let full = |offset| ToTarget::Full {
+        rank: 300,
+        offset,
+        bytes: 1000,
+        remote: Remote::default(),
+    };
+    let to_target = |mode, more| {
+        let all = [
+            ToTarget::Open(open(mode)),
+            full(0),
+            full(1000),
+            ToTarget::Alive,
+        ];
+        let end = ToTarget::End {
+            rank: 300,
+            bytes: 2000,
+            checksum: 7,
+        };
+        let all = all.into_iter().chain([more, end]);
+        all.flat_map(|message| encode_framed(&message)).collect()
+    };
+    let (rank, offset, remote) = (1, 0, Remote::default());
+    let failure = Failure::Reader;
+    let to_source = |answer| {
+        let fail = ToSource::Fail { rank: 0, failure };
+        let all = [ToSource::Opened, answer, ToSource::Alive, fail];
+        all.iter().flat_map(encode_framed).collect()
+    };
+    let streams: [Vec<u8>; 4] = [
+        to_target(Mode::Pull, ToTarget::Fail { rank: 0, failure }),
+        to_target(Mode::Push, ToTarget::Written { rank: 300, offset }),
+        to_source(ToSource::Done { rank, offset }),
+        to_source(ToSource::Place {
+            rank,
+            offset,
+            remote,
+        }),
+    ];
+    let seeds = streams.map(|stream| [&[1][..], &stream].concat());
+    smoke("ppmr", &seeds, RUNS, ppmr::ppmr);
+}
+
+#[test]
 fn byte_rings() {
     let operation = |kind: u8, number: u64| [&[kind][..], &number.to_le_bytes()].concat();
     let fill = [operation(6, 1000), operation(7, 70_000), operation(3, 0)].concat();
