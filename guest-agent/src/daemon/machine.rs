@@ -481,11 +481,17 @@ impl Machine {
         let Some(process) = self.processes.remove(&pid) else {
             return;
         };
+        // Paper, section 3, distributed states: nobody is to take it for dead.
+        let is_elsewhere = process.held == Some(Reply::Ended);
         if let (Some(conn), Some(reply)) = (process.snapify, process.held) {
             self.answer(conn, reply);
         }
         if let (Some(conn), Some(exit)) = (process.owner, process.ended) {
-            self.put(Output::Tell(conn, FromDaemon::Exited(exit)));
+            let told = match is_elsewhere {
+                true => FromDaemon::SwappedOut,
+                false => FromDaemon::Exited(exit),
+            };
+            self.put(Output::Tell(conn, told));
             // It owns nothing any more; the next process with this id is somebody else's.
             self.roles.remove(&conn);
         }

@@ -108,7 +108,10 @@ fn run_program(
                 // If it cannot be sent, the next thing that is received is the end.
                 let _ = daemon.send_message(&ToDaemon::Flushed(number));
             }
-            FromDaemon::Created { .. } | FromDaemon::Adopted | FromDaemon::Info(_) => {
+            FromDaemon::Created { .. }
+            | FromDaemon::Adopted
+            | FromDaemon::SwappedOut
+            | FromDaemon::Info(_) => {
                 return Err(CoiError::Protocol {
                     node,
                     what: "a native program",

@@ -137,8 +137,10 @@ pub enum FromDaemon {
     Adopted,
     /// The process ended.
     Exited(Exit),
+    /// It ended as it was asked to, for its snapshot is complete: it is not dead, but elsewhere.
+    SwappedOut,
     /// What a program with a proxy, or a native one, wrote: 1 standard output, 2 standard error. All
-    /// of it comes before [`FromDaemon::Exited`].
+    /// of it comes before the process's end.
     Output(u8, Vec<u8>),
     /// The process waits until all output that came so far is written (COIProcessProxyFlush):
     /// [`ToDaemon::Flushed`] with this number says so.

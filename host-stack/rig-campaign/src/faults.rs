@@ -67,6 +67,11 @@ impl Faults {
         }
     }
 
+    /// There is one more program that faults can be done to.
+    pub fn add(&mut self, program: String, pid: u32) {
+        self.victims.programs.insert(program, pid);
+    }
+
     /// Serves a host process's announcements to their end.
     pub fn listen(faults: &Mutex<Self>, host: &UnixStream) {
         for line in BufReader::new(host).lines().map_while(Result::ok) {

@@ -2,6 +2,7 @@
 //! harmed while one goes or comes, the others finish.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::{BufRead, BufReader},
     os::unix::net::{UnixListener, UnixStream},
@@ -152,34 +153,43 @@ pub fn run(
     let golden = kmeans::golden(&workload).to_text();
     let dir = rig.place.dir.clone();
     let arbiter = Arbiter::start(&dir, deadline)?;
-    let mut hosts = Vec::new();
-    for number in 1..=programs.into() {
-        let (result, log) = paths(work, number);
-        let log = File::create(log)?.into();
-        hosts.push(HostProcess::start(&dir, &workload, &result, log, deadline)?);
-    }
-    let named = |(number, host): (usize, &HostProcess)| (program(number), host.pid());
     let victims = Victims {
         rig: rig.child.id(),
-        programs: (1..).zip(&hosts).map(named).collect(),
+        programs: BTreeMap::new(),
         arbiter: Some(arbiter.child.clone()),
         cards: rig.place.cards.clone(),
         rig_input: rig.input.take(),
         rig_output: rig.output.take(),
     };
     let faults = Arc::new(Mutex::new(Faults::new(plan, victims, done.clone())));
-    let mut harm = Vec::new();
-    for (number, host) in (1..).zip(&hosts) {
+    let (mut hosts, mut harm) = (Vec::new(), Vec::new());
+    for number in 1..=programs.into() {
+        let (result, log) = paths(work, number);
+        let log = File::create(log)?.into();
+        let host = match HostProcess::start(&dir, &workload, &result, log, deadline) {
+            Ok(host) => host,
+            // Harm may come to it before it is ready.
+            Err(Error::HostStart(status)) => {
+                hosts.push(Err(status));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        lock(&faults).add(program(number), host.pid());
         let socket = work.join(format!("{}.steps", program(number)));
         // One that has come to its end says itself how.
-        if let Ok(steps) = announcements(&dir, host, socket, deadline) {
+        if let Ok(steps) = announcements(&dir, &host, socket, deadline) {
             let faults = faults.clone();
             harm.push(thread::spawn(move || Faults::listen(&faults, &steps)));
         }
+        hosts.push(Ok(host));
     }
     let mut seen = Vec::new();
-    for (number, mut host) in (1..).zip(hosts) {
-        let status = host.wait(deadline)?;
+    for (number, host) in (1..).zip(hosts) {
+        let status = match host {
+            Ok(mut host) => host.wait(deadline)?,
+            Err(status) => status,
+        };
         let (result, log) = paths(work, number);
         seen.push(Program {
             name: program(number),

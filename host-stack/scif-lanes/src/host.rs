@@ -170,11 +170,12 @@ impl OnHost {
         }
     }
 
-    /// Sleeps until there is something to receive, or it is over. Others may receive meanwhile: then there is nothing.
+    /// Sleeps until there is something to receive, or it is over, which whoever receives is told once nothing is left. Others
+    /// may receive meanwhile: then there is nothing.
     pub fn wait_readable(&self, program: &impl Program) -> Result {
         let end = Of(self, program);
-        match end.over(libc::EBADF) {
-            Some(errno) => Err(errno),
+        match end.over(0) {
+            Some(_) => Ok(()),
             None => end.sleep(Bell::Readable, (0, 0)),
         }
     }

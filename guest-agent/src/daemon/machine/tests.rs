@@ -189,3 +189,21 @@ fn a_process_that_ended_while_it_was_paused_is_buried() {
     let exited = Output::Tell(HOST, FromDaemon::Exited(exit));
     assert_eq!(told, [Output::Drop(11), exited]);
 }
+
+#[test]
+fn a_process_that_was_asked_to_end_is_told_to_be_elsewhere() {
+    let mut machine = running(true);
+    let ask = |request| Input::Request(SNAPIFY, request);
+    let inputs = [
+        SNAPIFY_CONNECTS,
+        ask(Request::Pause { pid: PID }),
+        hello(11, Purpose::Signalled),
+        ask(Request::End { pid: PID }),
+        Input::Exited(PID, Exit::Code(0)),
+        Input::PipeGone(11),
+    ];
+    outputs(&mut machine, inputs);
+    let told = outputs(&mut machine, [Input::CleanedUp(PID)]);
+    let elsewhere = Output::Tell(HOST, FromDaemon::SwappedOut);
+    assert!(told.contains(&elsewhere), "{told:?}");
+}

@@ -460,6 +460,8 @@ impl Machine {
 
     fn daemon(&mut self, message: FromDaemon) {
         match message {
+            FromDaemon::SwappedOut => self.swapped_out = true,
+            // Whatever it died of meanwhile, its snapshot is there.
             FromDaemon::Exited(_) if self.swapped_out => {}
             FromDaemon::Exited(exit) => self.fate = Some(Ok(exit)),
             _ => self.fate = Some(Err(())),

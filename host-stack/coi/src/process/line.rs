@@ -21,12 +21,15 @@ use snaprig_scif::client::{Endpoint, ScifError};
 /// The connection, and who waits for its next message.
 pub(crate) struct Line {
     pub endpoint: Arc<Endpoint>,
+    /// It has no lanes: the thread alone receives.
+    is_plain: bool,
     waiting: AtomicUsize,
 }
 
 impl Line {
     pub fn new(endpoint: Endpoint) -> Arc<Self> {
         Arc::new(Self {
+            is_plain: !endpoint.has_lanes(),
             endpoint: Arc::new(endpoint),
             waiting: AtomicUsize::new(0),
         })
@@ -34,7 +37,7 @@ impl Line {
 
     /// The next message, for the thread.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<T, ScifError> {
-        if !self.endpoint.has_lanes() {
+        if self.is_plain {
             return self.endpoint.receive_message();
         }
         let gives_way = || self.waiting.load(Ordering::Relaxed) > 0;
@@ -52,7 +55,7 @@ impl Line {
         done: impl Fn() -> bool,
         mut handle: impl FnMut(T),
     ) -> Result<(), ScifError> {
-        if !self.endpoint.has_lanes() {
+        if self.is_plain {
             return Ok(());
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);

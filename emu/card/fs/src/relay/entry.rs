@@ -144,10 +144,11 @@ impl Connection {
 
     /// The end of it, for the card.
     pub fn close(self, wake: &mut dyn FnMut(Channel)) {
+        // Who reads that it is over, and writes then, finds nobody there.
+        self.from_card.close_reader(wake);
         if !self.has_ended[IN] {
             self.to_card.close_writer(wake);
         }
-        self.from_card.close_reader(wake);
     }
 }
 
