@@ -198,6 +198,7 @@ fn a_process_that_was_asked_to_end_is_told_to_be_elsewhere() {
         SNAPIFY_CONNECTS,
         ask(Request::Pause { pid: PID }),
         hello(11, Purpose::Signalled),
+        Input::Reply(11, Reply::Agreed),
         ask(Request::End { pid: PID }),
         Input::Exited(PID, Exit::Code(0)),
         Input::PipeGone(11),
