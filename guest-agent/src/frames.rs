@@ -20,15 +20,8 @@ pub fn receive<T: DeserializeOwned>(from: &Endpoint) -> io::Result<T> {
 
 /// The same, without sleeping: a message that is there, or comes within the time that receiving spins.
 pub fn receive_soon<T: DeserializeOwned>(from: &Endpoint) -> io::Result<Option<T>> {
-    let message = from.incoming().next(|to| match from.recv_soon(to) {
-        Ok(0) => Err(None),
-        received => received.map_err(Some),
-    });
-    match message {
-        Ok(message) => message.map(Some).map_err(io::Error::other),
-        Err(None) => Ok(None),
-        Err(Some(error)) => Err(error),
-    }
+    let message = from.incoming().next_there(|to| from.recv_soon(to))?;
+    message.transpose().map_err(io::Error::other)
 }
 
 /// Writes one message to a stream.

@@ -96,6 +96,22 @@ impl Incoming {
             received?;
         }
     }
+
+    /// The next message, if it is there. `receive` does not wait, and says that 0 bytes came when there are none.
+    pub fn next_there<T: DeserializeOwned, E>(
+        &mut self,
+        mut receive: impl FnMut(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<Option<Result<T, Malformed>>, E> {
+        let next = self.next(|to| match receive(to) {
+            Ok(0) => Err(None),
+            received => received.map_err(Some),
+        });
+        match next {
+            Ok(message) => Ok(Some(message)),
+            Err(None) => Ok(None),
+            Err(Some(error)) => Err(error),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -130,6 +146,25 @@ mod tests {
         for part in [1, 3, 7, AHEAD, all.len()] {
             let received = receive(&all, part, 4);
             assert_eq!(received, texts.clone().map(Ok), "in parts of {part}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_all_there_is_kept_until_it_is() {
+        let stream = encode_framed(&String::from("whole"));
+        let mut incoming = Incoming::default();
+        for (part, expected) in [
+            (&stream[..7], None),
+            (&stream[7..], Some(Ok("whole".into()))),
+        ] {
+            let mut rest = part;
+            let next = incoming.next_there(|to| {
+                let count = rest.len().min(to.len());
+                to[..count].copy_from_slice(&rest[..count]);
+                rest = &rest[count..];
+                Ok::<_, ()>(count)
+            });
+            assert_eq!(next, Ok::<Option<Result<String, _>>, _>(expected));
         }
     }
 

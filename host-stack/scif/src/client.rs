@@ -284,19 +284,13 @@ impl Endpoint {
         };
         let incoming = self.incoming.lock();
         let mut incoming = incoming.unwrap_or_else(PoisonError::into_inner);
-        let message = incoming.next(|to| {
+        let message = incoming.next_there(|to| {
             let _turn = lock(&self.receiving);
             let at = to.as_mut_ptr().expose_provenance();
-            match lanes.recv_soon(self, at, to.len(), &stop) {
-                Ok(0) => Err(None),
-                received => uninterrupted("scif_recv", received).map_err(Some),
-            }
-        });
-        match message {
-            Ok(message) => Ok(Some(message.map_err(|_| protocol("scif_recv"))?)),
-            Err(None) => Ok(None),
-            Err(Some(error)) => Err(error),
-        }
+            let received = lanes.recv_soon(self, at, to.len(), &stop);
+            uninterrupted("scif_recv", received)
+        })?;
+        message.transpose().map_err(|_| protocol("scif_recv"))
     }
 
     /// Sleeps until there may be a message for [`Endpoint::receive_soon`], or an error of its.

@@ -200,13 +200,8 @@ impl Inner {
         let line = state.links.pipelines.get(&number).cloned();
         drop(state);
         if let Some(line) = line {
-            let received = line.receive_until(done, |result| {
-                self.handle(Input::Result(generation, number, result));
-            });
-            let link = Link::Pipeline(number);
-            if received.is_err() && !self.gave_up(link, &line) {
-                self.handle(Input::Lost(generation, link));
-            }
+            let input = |result| Input::Result(generation, number, result);
+            self.receive_until(&line, generation, Link::Pipeline(number), done, input);
         }
     }
 
@@ -216,11 +211,22 @@ impl Inner {
         let generation = state.machine.generation();
         let line = state.links.command.clone();
         drop(state);
-        let received = line.receive_until(done, |answer| {
-            self.handle(Input::Answer(generation, answer));
-        });
-        if received.is_err() {
-            self.handle(Input::Lost(generation, Link::Command));
+        let input = |answer| Input::Answer(generation, answer);
+        self.receive_until(&line, generation, Link::Command, done, input);
+    }
+
+    /// What [`Inner::listen_to`] does, for who waits.
+    fn receive_until<T: DeserializeOwned>(
+        self: &Arc<Self>,
+        line: &Arc<Line>,
+        generation: Generation,
+        link: Link,
+        done: impl Fn() -> bool,
+        input: impl Fn(T) -> Input,
+    ) {
+        let received = line.receive_until(done, |message| self.handle(input(message)));
+        if received.is_err() && !self.gave_up(link, line) {
+            self.handle(Input::Lost(generation, link));
         }
     }
 }
