@@ -32,6 +32,9 @@
 //! and may be said any number of times. The target decides alone and never waits for the source: it gives up a tree
 //! that it has prepared when nobody says Go for [`PREPARED_NS`].
 //!
+//! An image may go another way than these messages, through a pipeline of buffers (`snaprig-ppmr`). Ready can come then while
+//! the source does not know yet that all of it has left: it is kept until the source does, and its tree stands still.
+//!
 //! Only the target that has the tree may answer, and an address does not say who that is: another supervisor with
 //! another directory may listen there by now. So a target's directory has a name of its own ([`SiteId`]), which the
 //! target says with Ready and the source with Go. A target of another name says nothing, and the source asks on.
