@@ -163,7 +163,7 @@ fn in_the_background(options: &Options, sdk: &Sdk) -> Result<ExitCode, AnyError>
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(&null)?;
     let rig = options.setup.start()?;
-    let mut environment = options.setup.environment(&sdk, &rig)?;
+    let mut environment = options.setup.environment(sdk, &rig)?;
     environment.push(("SNAPRIG_RIG_PID", std::process::id().to_string().into()));
     io::Write::write_all(&mut &to, exports(&environment).as_bytes())?;
     drop(to);
