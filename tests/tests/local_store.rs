@@ -1,7 +1,10 @@
-//! A run function goes on while its process is paused. What it writes to buffers after the local
-//! store was saved belongs to the snapshot all the same.
+//! The local store of a process whose host lives on. A run function goes on while its process is paused: what it writes to
+//! buffers after the local store was saved belongs to the snapshot all the same. A process that has left its card, on purpose
+//! or not, leaves no memory behind.
 
 mod scene;
+
+use std::time::{Duration, Instant};
 
 use scene::{SNAPRIG, TIMEOUT, quiet};
 use snaprig_coi::{Engine, Process};
@@ -45,4 +48,38 @@ fn what_a_run_function_writes_during_a_pause_is_in_the_snapshot() {
         .chunks_exact(8)
         .map(|word| u64::from_le_bytes(word.try_into().expect("8")));
     assert_eq!(largest.max(), Some(written));
+}
+
+#[test]
+fn a_card_has_its_memory_back_when_a_process_has_left() {
+    const BYTES: u64 = 32 << 20;
+    let rig = Rig::builder().exe(SNAPRIG).start().expect("a rig");
+    let engine = Engine::get(rig.dir(), 0).expect("a card");
+    let dir = tempfile::tempdir().expect("a directory");
+    let free = || engine.info().expect("it is there").free_bytes;
+    let before = free();
+    let has_back = || {
+        // The daemon keeps files of programs, and what ends takes a moment.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while free() + BYTES / 4 < before {
+            assert!(Instant::now() < deadline, "{before} became {}", free());
+            std::thread::yield_now();
+        }
+    };
+    let sink = programs::MIRROR_SINK.to_vec();
+    let process = Process::create(&engine, "mirror", sink, vec![], vec![]).expect("a process");
+    let buffer = process.buffer(BYTES as usize).expect("a buffer");
+    buffer.write(0, &vec![1; BYTES as usize]).expect("written");
+    assert!(free() + BYTES <= before);
+    let snapify = Snapify::new(&process, quiet());
+    let snapshot = dir.path().join("snapshot");
+    snapify.swap_out(&snapshot).expect("swapped out");
+    has_back();
+    snapify.swap_in(&engine).expect("swapped in");
+    let mut last = vec![0; BYTES as usize];
+    buffer.read(0, &mut last).expect("read");
+    assert!(last.iter().all(|byte| *byte == 1));
+    assert!(free() + BYTES <= before);
+    drop((snapify, process, buffer));
+    has_back();
 }

@@ -13,7 +13,7 @@
 //!   Fence                   ------->    a mark, or a wait for one, or a signal after one
 //!                           <-------    Fenced
 //!   Poke                    <------>    a value into the receiver's own window (a signal)
-//!   Held .. Released        <------>    windows that the peer has mapped stay until then
+//!   Held .. Released        <------>    windows and lanes that the peer has mapped stay until then
 //!   Closed                  <------>    the peer reads what was sent, then ECONNRESET
 //! ```
 //!
@@ -29,7 +29,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 /// Version of [`Message`]; a card and a host that differ do not talk.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// A node: 0 is the host, cards are 1 and up.
 pub type NodeId = u16;
@@ -114,6 +114,28 @@ pub enum Bell {
     Writable,
 }
 
+/// What a peer that is gone may still have mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Held {
+    /// Some of the windows.
+    Windows,
+    /// The lanes.
+    Lanes,
+}
+
+impl Held {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Windows, Self::Lanes];
+
+    /// As an offset and bytes: all windows, and where no window can be.
+    pub const fn range(self) -> (i64, u64) {
+        match self {
+            Self::Windows => (0, i64::MAX as u64),
+            Self::Lanes => (i64::MAX, 0),
+        }
+    }
+}
+
 /// The kinds of [`Message`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
@@ -156,10 +178,9 @@ pub enum Body {
         /// Some of it is mapped there (scif_mmap): the memory stays until [`Body::Released`].
         held: bool,
     },
-    /// Before [`Body::Closed`]: some of the receiver's windows are mapped and stay until
-    /// [`Body::Released`].
-    Held,
-    /// What was held of this range is not any more.
+    /// Before [`Body::Closed`]: this of the receiver's is mapped and stays until [`Body::Released`].
+    Held(Held),
+    /// What was held of this range is not any more: of windows; or of what [`Held::range`] says.
     Released {
         /// Start of the range.
         offset: i64,

@@ -179,8 +179,7 @@ fn draw_shared(seed: u64, random: &mut Random) -> Plan {
             true => oversubscribe_faults::SWAP_OUT,
             false => oversubscribe_faults::SWAP_IN,
         };
-        // The card on which all begin.
-        let card = 1;
+        let card = 1 + random.below(parameters.cards.into());
         let program = shared::program(1 + random.below(PROGRAMS.into()) as usize);
         // Not of the arbiter: until there is another one programs take what a card has, and it may run out of memory.
         let kind = match random.below(9) {

@@ -170,10 +170,11 @@ impl Arena {
     /// A process gets memory for it, zero at first. If it has too little, what is idle there may have to
     /// make room, and then other processes.
     pub fn enter(self: &Arc<Self>, process: &Arc<Inner>, room: Room) -> Result<(), CoiError> {
-        let engine = &process.place().engine;
         let make_room = || room == Room::Make && evict::make_room(process, self.bytes);
         let mut gate = Gate::new(Some(process.id), self.bytes);
         loop {
+            // Whoever waited here may have moved meanwhile.
+            let engine = &process.place().engine;
             // What is idle here leaves before others do.
             if gate.is_closed(engine) && make_room() {
                 continue;

@@ -60,13 +60,19 @@ impl Links {
 
     /// Ends them for whoever still listens.
     pub fn close(&self) {
+        self.control.close();
+        self.close_to_process();
+    }
+
+    /// The same, of those to the process: the card has memory for them until then.
+    fn close_to_process(&self) {
         let lines = [&self.command, &self.notice]
             .into_iter()
             .chain(self.pipelines.values());
         let lines = lines.map(|line| &line.endpoint);
-        for endpoint in [&self.control, &self.dma].into_iter().chain(lines) {
-            endpoint.close();
-        }
+        lines
+            .chain([&self.dma])
+            .for_each(|endpoint| endpoint.close());
     }
 }
 
@@ -150,12 +156,24 @@ impl Inner {
                 if let Input::Daemon(_, FromDaemon::Exited(Exit::Signal(signal))) = input {
                     process.ended_by(signal);
                 }
+                if let Input::Daemon(_, FromDaemon::SwappedOut) = input {
+                    process.leave(&from);
+                }
                 process.handle(input);
                 if last {
                     return;
                 }
             }
         });
+    }
+
+    /// The process has ended with everything received that it ever sent, as this connection to the daemon has said.
+    fn leave(&self, control: &Arc<Endpoint>) {
+        let state = self.lock();
+        // It may be on another card already.
+        if Arc::ptr_eq(&state.links.control, control) {
+            state.links.close_to_process();
+        }
     }
 
     /// Whether a link is one of a pipeline that was destroyed: its number may be another one's by now.

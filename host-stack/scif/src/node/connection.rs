@@ -1,6 +1,6 @@
 //! Bind, listen, connect, accept, close, and how connections end.
 
-use snaprig_wire::scif::{Body, HOST, Message, NodeId, PORT_DYNAMIC, PortId};
+use snaprig_wire::scif::{Body, HOST, Held, Message, NodeId, PORT_DYNAMIC, PortId};
 
 use super::{BTreeMap, Endpoint, EndpointId, Node, Output, RequestId, State, Value};
 
@@ -290,22 +290,23 @@ impl Node {
         };
         if over && !endpoint.closed_sent {
             endpoint.closed_sent = true;
-            if !endpoint.mappings.is_empty() {
-                self.tell(id, Body::Held);
+            let held = Held::ALL.map(|what| (what, endpoint.has_mapped(what)));
+            for (what, _) in held.into_iter().filter(|(_, is)| *is) {
+                self.tell(id, Body::Held(what));
             }
             self.tell(id, Body::Closed);
         }
         let Some(endpoint) = self.endpoints.get_mut(&id).filter(|e| e.peer_closed) else {
             return;
         };
-        let held = endpoint.peer_holds;
+        let held = endpoint.peer_holds.contains(&Held::Windows);
         let mut gone = BTreeMap::new();
         if !held {
             gone.append(&mut endpoint.windows);
             gone.append(&mut endpoint.retired);
         }
         let closing = endpoint.closing.take();
-        if endpoint.closed && !held && endpoint.mappings.is_empty() {
+        if endpoint.closed && endpoint.peer_holds.is_empty() && endpoint.mappings.is_empty() {
             let lanes = self
                 .endpoints
                 .remove(&id)
@@ -394,7 +395,7 @@ impl Node {
             if let Some(endpoint) = self.endpoints.get_mut(&id) {
                 endpoint.lost = true;
                 endpoint.closed_sent = true;
-                endpoint.peer_holds = false;
+                endpoint.peer_holds.clear();
             }
             self.reset(id);
         }

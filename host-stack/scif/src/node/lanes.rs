@@ -14,12 +14,9 @@
 //! What must stay true: how a connection's bytes go is known to both ends before either sends any, and stays so; lanes stay
 //! where they are until both ends have closed, and no program of the other end's has them mapped.
 
-use snaprig_wire::scif::{Bell, Body, Extent, HOST, LANES_BYTES, NodeId, Way};
+use snaprig_wire::scif::{Bell, Body, Extent, HOST, Held, LANES_BYTES, NodeId, Way};
 
 use super::{BackingId, Endpoint, EndpointId, MappingId, Node, Output, RequestId, State, Value};
-
-/// As a range of the peer's windows, which lanes are not in.
-const LANES: (i64, u64) = (i64::MAX, 0);
 
 /// Lanes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +98,7 @@ impl Node {
     fn have_lanes(&mut self, id: EndpointId, extent: Extent, side: u8, backing: Option<BackingId>) {
         let held = match backing {
             Some(_) => None,
-            None => self.add_mapping(id, LANES).ok(),
+            None => self.add_mapping(id, Held::Lanes.range()).ok(),
         };
         if let Some(endpoint) = self.endpoints.get_mut(&id) {
             endpoint.lanes = Some(Lanes {
@@ -224,7 +221,7 @@ impl Node {
         let extents = vec![lanes.extent];
         let mapping = match (lanes.backing, endpoint.state) {
             (Some(_), _) => None,
-            (None, State::Connected) => Some(self.add_mapping(id, LANES)?),
+            (None, State::Connected) => Some(self.add_mapping(id, Held::Lanes.range())?),
             (None, _) => return Err(libc::ECONNRESET),
         };
         Ok(Some(Value::Lanes { mapping, extents }))

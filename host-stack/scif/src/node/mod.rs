@@ -36,7 +36,7 @@ mod window;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use snaprig_wire::scif::{Extent, NodeId, PORT_DYNAMIC, PortId, WINDOW_BYTES, Way};
+use snaprig_wire::scif::{Extent, Held, NodeId, PORT_DYNAMIC, PortId, WINDOW_BYTES, Way};
 
 pub use self::lanes::Lanes;
 pub use self::types::{Input, Local, Op, Output, Recall, Value};
@@ -116,11 +116,11 @@ struct Endpoint {
     waiting: Vec<Waiting>,
     /// What the peer was asked of its RMA.
     asked: BTreeMap<u64, RequestId>,
-    /// Mapped parts of the peer's windows, and those of them that it wants back.
+    /// Mapped parts of the peer's windows and lanes, and those windows of them that it wants back.
     mappings: BTreeMap<MappingId, (i64, u64)>,
     held: Vec<(i64, u64)>,
-    /// The peer has mapped windows of ours and is gone otherwise.
-    peer_holds: bool,
+    /// What of ours the peer has mapped, which is gone otherwise.
+    peer_holds: BTreeSet<Held>,
     closing: Option<RequestId>,
     /// The peer's node is gone. In another life it numbers its connections anew, so what comes from
     /// there is for others.
@@ -449,6 +449,13 @@ impl Node {
 }
 
 impl Endpoint {
+    /// Whether something of the peer's is mapped.
+    fn has_mapped(&self, what: Held) -> bool {
+        let of_lanes = |range: &(i64, u64)| *range == Held::Lanes.range();
+        let mut mapped = self.mappings.values();
+        mapped.any(|range| of_lanes(range) == (what == Held::Lanes))
+    }
+
     fn new(credit: usize) -> Self {
         Self {
             state: State::New,
@@ -482,7 +489,7 @@ impl Endpoint {
             asked: BTreeMap::new(),
             mappings: BTreeMap::new(),
             held: Vec::new(),
-            peer_holds: false,
+            peer_holds: BTreeSet::new(),
             closing: None,
             lost: false,
             closed: false,

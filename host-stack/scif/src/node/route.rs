@@ -156,7 +156,7 @@ impl Node {
             Body::Windowed => self.windowed(id),
             Body::Unwindow { offset, len } => self.unwindow(id, offset, len),
             Body::Unwindowed { offset, len, held } => self.unwindowed(id, offset, len, held),
-            Body::Held => endpoint.peer_holds = true,
+            Body::Held(what) => drop(endpoint.peer_holds.insert(what)),
             Body::Released { offset, len } => self.released(id, offset, len),
             Body::Fence(number, fence) => self.fence(id, number, fence),
             Body::Fenced(number, result) => self.fenced(id, number, result),

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 use snaprig_wire::{
     dma::Descriptor,
-    scif::{Bell, Body, Extent, Fence, LANES_BYTES, Message, PAGE, Way},
+    scif::{Bell, Body, Extent, Fence, Held, LANES_BYTES, Message, PAGE, Way},
 };
 
 use super::*;
@@ -403,7 +403,7 @@ proptest! {
                 2 => Body::Window { offset, prot: len as u8, more: len % 2 == 0, extents },
                 3 => Body::Unwindow { offset, len },
                 4 => Body::Unwindowed { offset, len, held: len % 2 == 0 },
-                5 => Body::Held,
+                5 => Body::Held(Held::ALL[(len % 2) as usize]),
                 6 => Body::Released { offset, len },
                 7 => Body::Fence(len, Fence::Mark),
                 8 => Body::Fence(len, Fence::Wait(offset as i32)),

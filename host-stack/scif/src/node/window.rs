@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 
-use snaprig_wire::scif::{Body, EXTENTS_MAX, Extent, Fence, PAGE};
+use snaprig_wire::scif::{Body, EXTENTS_MAX, Extent, Fence, Held, PAGE};
 
 use super::{
     BackingId, Endpoint, EndpointId, MappingId, Node, Output, PROT_READ, PROT_WRITE, RequestId,
@@ -314,7 +314,9 @@ impl Node {
             return;
         };
         let gone = take_range(&mut endpoint.retired, offset, len);
-        endpoint.peer_holds &= offset > 0 || len < i64::MAX as u64;
+        endpoint
+            .peer_holds
+            .retain(|what| what.range() != (offset, len));
         self.release(gone);
         self.try_finish_close(id);
     }
@@ -370,6 +372,7 @@ impl Node {
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };
+        let before = Held::ALL.map(|what| endpoint.has_mapped(what));
         endpoint.mappings.remove(&mapping);
         let mapped: Vec<_> = endpoint.mappings.values().copied().collect();
         let is_free = |range: &(i64, u64)| !mapped.iter().any(|other| touches(*range, *other));
@@ -377,12 +380,13 @@ impl Node {
             .into_iter()
             .partition::<Vec<_>, _>(is_free);
         endpoint.held = held;
-        let all = endpoint.closed_sent && endpoint.mappings.is_empty();
+        let is_over = |(what, had): (Held, bool)| {
+            let was_told = had && endpoint.closed_sent;
+            (was_told && !endpoint.has_mapped(what)).then(|| what.range())
+        };
+        let over = Held::ALL.into_iter().zip(before).filter_map(is_over);
+        let free: Vec<_> = free.into_iter().chain(over).collect();
         for (offset, len) in free {
-            self.tell(id, Body::Released { offset, len });
-        }
-        if all {
-            let (offset, len) = (0, i64::MAX as u64);
             self.tell(id, Body::Released { offset, len });
         }
         self.try_finish_close(id);

@@ -122,6 +122,54 @@ fn they_stay_until_both_have_closed_and_nobody_has_them_mapped() {
     }
 }
 
+#[test]
+fn windows_of_who_is_gone_go_before_the_lanes() {
+    let mut net = Net::new();
+    let [host, card] = connect(&mut net, [0, 1], [true; 2]);
+    let mapping = net_mapping(0, host)(&mut net).expect("they are the card's");
+    let request = net.request(1, card, window(2 << 20, 8));
+    net.settle();
+    let Some(Ok(Value::Offset(offset))) = net.done[1].remove(&request) else {
+        panic!("no window");
+    };
+    let map = Op::Map {
+        offset,
+        len: PAGE,
+        prot: PROT_READ,
+    };
+    let Ok(Value::Mapped {
+        mapping: mapped, ..
+    }) = net.ask(0, host, map)
+    else {
+        panic!("not mapped");
+    };
+    net.input(1, Input::Close(card));
+    net.settle();
+    assert_eq!(net.released, []);
+    net.input(0, Input::Unmapped(mapped));
+    net.settle();
+    assert_eq!(net.released, [(1, 8)]);
+    net.input(0, Input::Unmapped(mapping));
+    net.settle();
+    assert_eq!(net.released.len(), 1, "the program may still read there");
+    net.input(0, Input::Close(host));
+    net.settle();
+    assert_eq!(net.released.len(), 2);
+}
+
+#[test]
+fn windows_of_who_is_gone_do_not_wait_for_the_lanes() {
+    let mut net = Net::new();
+    let [host, card] = connect(&mut net, [0, 1], [true; 2]);
+    net_mapping(0, host)(&mut net).expect("they are the card's");
+    let request = net.request(1, card, window(2 << 20, 8));
+    net.settle();
+    assert!(net.done[1].remove(&request).is_some_and(|it| it.is_ok()));
+    net.input(1, Input::Close(card));
+    net.settle();
+    assert_eq!(net.released, [(1, 8)]);
+}
+
 fn net_mapping(at: usize, end: EndpointId) -> impl Fn(&mut Net) -> Option<MappingId> {
     move |net| match net.ask(at, end, Op::MapLanes) {
         Ok(Value::Lanes { mapping, .. }) => mapping,

@@ -375,8 +375,18 @@ impl Policy {
         self.cards.get(&node).is_some_and(|card| !card.is_failing)
     }
 
-    /// Requests that no swap can help.
+    /// Requests that no swap can help; and, with patience, those of processes that do not come in.
     fn refuse_the_impossible(&mut self) {
+        let (now, mut due) = (self.now, Vec::new());
+        for (id, is_stuck) in self.asked_from_outside() {
+            let refused_from = self.hopeless(id, is_stuck);
+            match is_stuck {
+                true if refused_from <= now => due.push(id),
+                true => self.wake_at(refused_from),
+                false => {}
+            }
+        }
+        due.into_iter().for_each(|id| self.refuse(id));
         let waiting = self
             .requests
             .iter()
@@ -395,12 +405,22 @@ impl Policy {
                     }
                     _ => self.largest(),
                 };
-                let cannot_come = process.place == Place::Out && process.failures >= FAILURES_MAX;
-                cannot_come || self.needs(who) > largest.unwrap_or(0)
+                self.needs(who) > largest.unwrap_or(0)
             })
             .map(|(id, _)| *id)
             .collect();
         impossible.into_iter().for_each(|id| self.refuse(id));
+    }
+
+    /// Requests of processes that are out, and whether those have failed to come in so often that nobody counts on it.
+    fn asked_from_outside(&self) -> Vec<(RequestId, bool)> {
+        let waiting = self.requests.iter().filter(|(_, it)| !it.is_granted);
+        let outside = waiting.filter_map(|(id, request)| {
+            let process = self.processes.get(&request.who?)?;
+            let is_out = process.place == Place::Out;
+            is_out.then_some((*id, process.failures >= FAILURES_MAX))
+        });
+        outside.collect()
     }
 
     /// The memory of the largest card that takes more.
