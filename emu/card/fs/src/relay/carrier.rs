@@ -93,8 +93,17 @@ impl Carrier {
                 self.look_at(id);
             }
             if !self.do_what_is_asked() {
+                self.carry_the_rest();
                 return Ok(());
             }
+        }
+    }
+
+    /// What programs have sent before they ended, and how they have closed, may be known to the queues alone.
+    fn carry_the_rest(&mut self) {
+        let all: Vec<Id> = self.entries.keys().copied().collect();
+        for id in all {
+            self.look_at(id);
         }
     }
 
