@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { CHUNK = 16 << 20 };
@@ -32,6 +33,32 @@ static int reserve(void)
 		return 2;
 	memset(all, 1, bytes);
 	return 1;
+}
+
+/* A child has more than half of what there is, and its parent touches the rest, and a little more than that. */
+static int largest(void)
+{
+	size_t most = 36 << 20, bytes = 4ul << 30;
+	char *all = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	int ready[2], status;
+	if (all == MAP_FAILED || pipe(ready))
+		return 2;
+	pid_t child = fork();
+	if (child == 0) {
+		memset(all, 1, most);
+		close(ready[1]);
+		for (;;)
+			pause();
+	}
+	char none;
+	close(ready[1]);
+	if (child < 0 || read(ready[0], &none, 1) != 0)
+		return 2;
+	size_t touched = 0;
+	while (waitpid(child, &status, WNOHANG) == 0 && touched < bytes)
+		memset(all + touched, 1, 1 << 16), touched += 1 << 16;
+	printf("the child: signal %d, the parent has less: %d\n", WTERMSIG(status), touched < most);
+	return 0;
 }
 
 /* Every process forks until it cannot. */
@@ -75,6 +102,8 @@ int main(int argc, char **argv)
 		return memory();
 	if (!strcmp(what, "reserve"))
 		return reserve();
+	if (!strcmp(what, "largest"))
+		return largest();
 	if (!strcmp(what, "forks"))
 		return forks();
 	if (!strcmp(what, "threads"))

@@ -127,7 +127,7 @@ fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: b
         Err(Fault::Unmapped) => (libc::SIGSEGV, signal::SEGV_MAPERR),
         Err(Fault::Denied) => (libc::SIGSEGV, signal::SEGV_ACCERR),
         Err(Fault::NoPage) => (libc::SIGBUS, signal::BUS_ADRERR),
-        Err(Fault::Full) => return out_of_memory(state, pid),
+        Err(Fault::Full) => return out_of_memory(state),
     };
     if guarded::give_up(state, tid) {
         return;
@@ -135,8 +135,14 @@ fn page_fault(state: &mut State, tid: i32, address: u64, write: bool, execute: b
     send::force(state, tid, Info::fault(signal, code, address));
 }
 
-/// Ends a process that touched more memory than the card has. The report says who has how much.
-fn out_of_memory(state: &mut State, pid: i32) {
+/// Somebody has touched more memory than the card has: the process that has most of it ends, as on Linux, whoever it was.
+/// Who touched it tries again. The report says who has how much.
+fn out_of_memory(state: &mut State) {
+    // One that is on its way out takes memory with it.
+    let mut processes = state.processes.values();
+    if processes.any(|process| process.exit.is_some() && !process.threads.is_empty()) {
+        return;
+    }
     let mut holders: Vec<_> = state
         .processes
         .values()
@@ -150,8 +156,10 @@ fn out_of_memory(state: &mut State, pid: i32) {
         .map(|(kib, pid)| format!("process {pid}: {kib} KiB"))
         .collect();
     let largest = largest.join(", ");
-    tracing::error!("out of memory: process {pid} is killed; {largest}");
-    state.end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
+    if let Some((_, pid)) = holders.pop() {
+        tracing::error!("out of memory: process {pid} is killed; {largest}");
+        state.end_process(pid, ExitStatus::Signaled(libc::SIGKILL));
+    }
 }
 
 /// Signal and `si_code` for an exception, as Linux has them (arch/x86/kernel/traps.c).
