@@ -20,11 +20,7 @@ fn who_asks_for_more_than_a_card_has_does_not_get_it(platform: &str) {
     for (what, status, says) in [
         ("memory", 0, "malloc: Cannot allocate memory"),
         ("reserve", 128 + libc::SIGKILL, "out of memory: process"),
-        (
-            "largest",
-            0,
-            "the child: signal 9, the parent has less: 1",
-        ),
+        ("largest", 0, "the child: signal 9, the parent has less: 1"),
         ("forks", 0, "fork: "),
         (
             "threads",

@@ -171,6 +171,7 @@ fn started_by_itself(platform: &str) {
     let mut checkpointed = Vec::new();
     for (run_functions, more) in [
         (2, &["checkpoint", "--zstd"][..]),
+        (3, &["checkpoint", "--live"]),
         (4, &["checkpoint", "--kill"]),
     ] {
         let mut control = until("an offload process", || {
@@ -187,7 +188,7 @@ fn started_by_itself(platform: &str) {
     let is_one = |said: &String| said.contains(&format!("of program {pid}:"));
     assert!(checkpointed.iter().all(is_one), "{checkpointed:?}");
     assert_eq!(program.ended(), None, "killed");
-    for (round, same) in [("2", Some(first)), ("1", None)] {
+    for (round, same) in [("3", Some(first)), ("2", None), ("1", None)] {
         let rig = same.unwrap_or_else(|| rig(platform));
         let mut restart = snapify(&["restart", "--round", round]);
         let out = File::create(directory.join("out")).expect("a file");

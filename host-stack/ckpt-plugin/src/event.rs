@@ -13,7 +13,7 @@ use std::{
 use crate::{
     connection::describe,
     message::{Answer, BATCH_BYTES, Descriptor, ENTRY_BYTES, Entry, KEY_MAX, Question, VALUE_MAX},
-    phase::{Part, Phase},
+    phase::{Part, Phase, Span},
 };
 
 /// How a question gets to the supervisor and back.
@@ -26,6 +26,7 @@ pub(crate) struct Round {
     pub checkpoint: PathBuf,
     pub participants: u32,
     pub part: Part,
+    pub span: Span,
 }
 
 /// A phase of a round, as a plugin sees it.
@@ -36,6 +37,8 @@ pub struct Event<'a> {
     name: String,
     participants: u32,
     part: Part,
+    span: Span,
+    pub(crate) finishes_later: bool,
     ask: Ask<'a>,
     pub(crate) descriptors: Vec<Descriptor>,
     pub(crate) regions: Vec<(u64, u64)>,
@@ -51,6 +54,8 @@ impl<'a> Event<'a> {
             name,
             participants: round.participants,
             part: round.part,
+            span: round.span,
+            finishes_later: false,
             ask,
             descriptors: Vec::new(),
             regions: Vec::new(),
@@ -75,7 +80,8 @@ impl<'a> Event<'a> {
     }
 
     /// A directory of this plugin and process that is part of the checkpoint: there is either both or none. In
-    /// [`Phase::Save`] it is made; what is put there must be on the disk (fsync(2)) before this plugin returns. In a
+    /// [`Phase::Save`] it is made; what is put there must be on the disk (fsync(2)) before this plugin returns, or if it
+    /// finishes later, before that has ended. In a
     /// restart its name is another one. Not in [`Phase::Resume`] and [`Phase::Go`].
     pub fn directory(&self) -> io::Result<PathBuf> {
         if self.checkpoint.as_os_str().is_empty() {
@@ -90,6 +96,19 @@ impl<'a> Event<'a> {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(path),
         }
+    }
+
+    /// In [`Phase::Save`]: what the plugin saves will be whole only later, while the program runs on
+    /// ([`Plugin::finish`](crate::Plugin::finish)). False: it does not run on, and all must be saved when this phase ends.
+    pub fn finish_later(&mut self) -> bool {
+        self.finishes_later = self.span >= Span::SaveToResume && self.phase == Phase::Save;
+        self.finishes_later
+    }
+
+    /// In [`Phase::Quiesce`]: whether what the plugin saves is to be copied now, as far as it can be while the program works, so
+    /// that it stands still for less.
+    pub fn is_to_copy_ahead(&self) -> bool {
+        self.span == Span::QuiesceToResume && self.phase == Phase::Quiesce
     }
 
     /// In [`Phase::Save`]: a descriptor that belongs to this plugin. One that is not open is passed over.

@@ -35,7 +35,7 @@
 //! | quiesce | a checkpoint begins: keep the program from using what the plugin stands for | run |
 //! | drain | everybody has quiesced: what is on its way arrives, or is taken out | run |
 //! | save | everybody has drained: take down, put into files, and say what the plugin owns | run |
-//! | resume | the checkpoint is taken, or was given up; the program is what it was | run |
+//! | resume | the checkpoint is taken, or was given up; who finishes later does so first; the program is what it was | run |
 //! | rebuild | in a restarted process: build up again, and publish how others reach it | stand still |
 //! | exchange | everybody has rebuilt: connect with the others | stand still |
 //! | refill | everybody has exchanged: put back what was taken out | stand still |
@@ -90,7 +90,7 @@ use std::{
 use self::message::NAME_MAX;
 pub use self::{
     event::Event,
-    phase::{Part, Phase, Phases},
+    phase::{Part, Phase, Phases, Span},
     process::without_signals,
 };
 
@@ -134,6 +134,13 @@ pub trait Plugin: Send + Sync {
 
     /// Everybody has drained: what cannot be saved is taken down. An error is as in [`Plugin::drain`].
     fn save(&self, event: &mut Event) -> Result<(), String> {
+        let _ = event;
+        Ok(())
+    }
+
+    /// The program runs on, and what was begun in [`Plugin::save`] is to come to its end now: before [`Plugin::resume`], if
+    /// [`Event::finish_later`] was true. After an error there is no checkpoint.
+    fn finish(&self, event: &mut Event) -> Result<(), String> {
         let _ = event;
         Ok(())
     }

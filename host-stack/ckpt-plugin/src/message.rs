@@ -11,7 +11,7 @@
 //!   | --- Owns... (in Save), Done ------------------------> |  with what is published last
 //!   |           the tree stands still, and is saved         |
 //!   | <-- Do Resume --------------------------------------- |
-//!   | --- Done -------------------------------------------> |
+//!   | --- Done -------------------------------------------> |  if it said in Save that it finishes later: it has, or refuses
 //!   |                                                       |
 //!   |  in a restarted process the same descriptor leads to the new supervisor
 //!   | <-- Restarted --------------------------------------- |
@@ -28,14 +28,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::phase::{Part, Phase, Phases};
+use crate::phase::{Part, Phase, Phases, Span};
 
 /// What names the supervisor's socket in the environment of its programs.
 pub const SOCKET: &str = "SNAPRIG_CKPT_PLUGINS";
 /// What threads that run plugins are called: a restart has them run before the others of their process.
 pub const THREAD: &str = "snaprig-ckpt";
 /// Of the messages; a process of another one is not listened to.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Longest message, in bytes.
 pub const MESSAGE_MAX: usize = 64 << 10;
 /// Descriptors or regions in one message.
@@ -134,6 +134,8 @@ pub enum ToSupervisor {
         serial: u64,
         /// Why it refuses.
         refusal: Option<String>,
+        /// In Save, if it may ([`Span`]): what it saves is whole only when it has resumed.
+        finishes_later: bool,
         /// If it does not: what it publishes as the last thing in this phase, as [`Question::Publish`] does.
         #[serde(with = "entries")]
         published: Vec<Entry>,
@@ -199,6 +201,8 @@ pub enum ToPlugin {
         participants: u32,
         /// What the round is for this process.
         part: Part,
+        /// When it may be at work on what it saves.
+        span: Span,
     },
     /// The process has been restarted.
     Restarted {

@@ -27,6 +27,20 @@ pub enum Part {
     Stays,
 }
 
+/// In which of the phases of a checkpoint plugins may be at work on what they save.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+pub enum Span {
+    /// In Save alone: the program ends, or goes on elsewhere.
+    #[default]
+    Save,
+    /// The program goes on where it is: what was begun in Save may end before Resume does.
+    SaveToResume,
+    /// The same, and who can copies ahead in Quiesce, for a short pause.
+    QuiesceToResume,
+}
+
 /// A phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Phase {

@@ -20,7 +20,7 @@ use crate::{
     connection::Connection,
     event::{Ask, Round},
     message::{OWNS_MAX, REASON_MAX, Registered, SOCKET, THREAD, ToPlugin, ToSupervisor, VERSION},
-    phase::{Part, Phase},
+    phase::{Part, Phase, Span},
     turns,
 };
 
@@ -40,6 +40,8 @@ struct Entry {
     waits: bool,
     /// The last phase before a checkpoint that it has passed.
     passed: Option<Phase>,
+    /// What it has saved is not whole yet.
+    finishes_later: bool,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -85,6 +87,7 @@ pub fn register(options: Options, plugin: Arc<dyn Plugin>) -> Result<u32, Error>
         connection: None,
         waits: false,
         passed: None,
+        finishes_later: false,
     };
     state.plugins.insert(id, entry);
     state.start(id).inspect_err(|_| {
@@ -243,6 +246,7 @@ fn serve(id: u32, own: &Connection) {
                 directory,
                 participants,
                 part,
+                span,
             } => {
                 let ask = |question| {
                     own.send(&ToSupervisor::Ask(question));
@@ -256,18 +260,20 @@ fn serve(id: u32, own: &Connection) {
                     checkpoint: OsString::from_vec(directory).into(),
                     participants,
                     part,
+                    span,
                 };
-                let (refusal, published) = match perform(id, &round, &ask) {
+                let (refusal, finishes_later, published) = match perform(id, &round, &ask) {
                     Ok(event) => {
                         declare(own, &event);
-                        (None, event.published)
+                        (None, event.finishes_later, event.published)
                     }
-                    Err(reason) => (Some(reason), Vec::new()),
+                    Err(reason) => (Some(reason), false, Vec::new()),
                 };
                 let has_passed = refusal.is_none();
                 own.send(&ToSupervisor::Done {
                     serial,
                     refusal,
+                    finishes_later,
                     published,
                 });
                 if has_passed {
@@ -331,6 +337,7 @@ fn resume_alone(id: u32) {
             checkpoint: PathBuf::new(),
             participants: 1,
             part: Part::All,
+            span: Span::Save,
         };
         let _ = perform(id, &round, &nobody);
     }
@@ -345,9 +352,15 @@ fn perform<'a>(id: u32, round: &Round, ask: Ask<'a>) -> Result<Event<'a>, String
         return Ok(Event::new(round, String::new(), ask));
     };
     entry.waits = true;
+    // In a restarted process, that was done before it was saved.
+    let finishes = std::mem::take(&mut entry.finishes_later) && phase == Phase::Resume;
     let (plugin, name) = (entry.plugin.clone(), entry.options.name.clone());
     drop(state);
     let mut event = Event::new(round, name, ask);
+    let finished = match finishes {
+        true => guarded(|| plugin.finish(&mut event)),
+        false => Ok(()),
+    };
     let result = guarded(|| match phase {
         Phase::Quiesce => plugin.quiesce(&mut event),
         Phase::Drain => plugin.drain(&mut event),
@@ -364,6 +377,7 @@ fn perform<'a>(id: u32, round: &Round, ask: Ask<'a>) -> Result<Event<'a>, String
             Ok(())
         }
     });
+    let result = finished.and(result);
     if let Some(entry) = lock().plugins.get_mut(&id) {
         entry.passed = match (&result, phase) {
             (_, Phase::Resume | Phase::Go) => None,
@@ -372,6 +386,7 @@ fn perform<'a>(id: u32, round: &Round, ask: Ask<'a>) -> Result<Event<'a>, String
                 .or(entry.passed),
             (Err(_), _) => entry.passed,
         };
+        entry.finishes_later = result.is_ok() && event.finishes_later;
         // Refused in its first phase, it is as before.
         entry.waits = entry.passed.is_some() || (result.is_ok() && phase.may_fail());
     }

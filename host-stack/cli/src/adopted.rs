@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use snaprig_supervisor::{Dumped, Error, Event, Options, Reporter, dump_adopted};
+use snaprig_supervisor::{Dumped, Error, Event, Mode, Options, Reporter, dump_adopted};
 
 use crate::AnyError;
 
@@ -19,6 +19,8 @@ pub struct Wanted<'a> {
     pub kill: bool,
     /// Compressed with zstd, at this level.
     pub zstd: Option<i32>,
+    /// What it has, and when that is copied.
+    pub mode: Mode,
 }
 
 /// Takes a checkpoint. `invite` tells plugins of the program of the supervisor that they can connect to; how many they are.
@@ -31,6 +33,7 @@ pub fn dump(
     let heard = said.clone();
     let options = Options {
         zstd: wanted.zstd,
+        mode: wanted.mode,
         reporter: Reporter::to(move |event: &Event| {
             let mut said = heard.lock().unwrap_or_else(PoisonError::into_inner);
             said.push(event.to_string());

@@ -475,6 +475,7 @@ fn dump(options: &Dump) -> Result<ExitCode, AnyError> {
                 directory,
                 kill: options.kill,
                 zstd: None,
+                mode: snaprig_supervisor::Mode::Full,
             };
             adopted::dump(&wanted, |_| Ok(0))?
         }

@@ -9,7 +9,10 @@ use std::{
     ffi::OsStr,
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
-    os::unix::ffi::OsStrExt,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::ffi::OsStrExt,
+    },
     path::{Component, Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -49,7 +52,7 @@ pub struct Grant {
     path: PathBuf,
     directory: PathBuf,
     /// Keeps the lock.
-    _lock: File,
+    lock: File,
 }
 
 impl Grant {
@@ -87,8 +90,13 @@ impl Grant {
         Ok(Self {
             path,
             directory,
-            _lock: lock,
+            lock,
         })
+    }
+
+    /// What keeps it granted.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 
     /// The directory by the name that cards must use: absolute, free of symbolic links.

@@ -25,7 +25,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::{fd::BorrowedFd, unix::fs::OpenOptionsExt},
     path::{Component, Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -161,6 +161,11 @@ impl Builder {
     /// Where its files go until it is committed.
     pub fn directory(&self) -> &Path {
         self.partial.path()
+    }
+
+    /// What keeps others from it.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.partial.draft().lock()
     }
 
     /// Adds a file from memory.

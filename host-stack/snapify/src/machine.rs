@@ -31,6 +31,9 @@
 //! card to card, and until the other card has both the process stands still where it was, able to go on there. It ends with
 //! its connections, when the host has others.
 //!
+//! A host that is saved itself, while its cards capture, hears nothing of how that ends where it is restarted: it is told so
+//! ([`Input::CapturedMeanwhile`]), and restores.
+//!
 //! One [`Output::Do`] is under way at a time; its outcome comes back as [`Input::Done`]. A call
 //! ends with exactly one [`Output::Returned`].
 //!
@@ -153,6 +156,9 @@ pub enum Input {
     Call(Call, NodeId, i32),
     /// The [`Action`] under way has ended.
     Done(Result<Outcome, SnapifyError>),
+    /// The capture under way had ended well, as all did that are in one checkpoint with this host, which was saved before it
+    /// heard of that.
+    CapturedMeanwhile,
 }
 
 /// What to do.
@@ -344,6 +350,15 @@ impl Machine {
             Input::Done(Ok(Outcome::Reply(Reply::Failed { why, .. }))) => self.refused(why),
             Input::Done(Ok(outcome)) => self.succeeded(outcome),
             Input::Done(Err(error)) => self.failed(error),
+            Input::CapturedMeanwhile => self.captured_meanwhile(),
+        }
+    }
+
+    fn captured_meanwhile(&mut self) {
+        if let State::Capturing { terminate: false } = self.state {
+            self.drop_snapshot();
+            self.local_store.clear();
+            (self.state, self.captured) = (State::Paused, true);
         }
     }
 

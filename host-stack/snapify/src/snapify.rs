@@ -1,6 +1,7 @@
 //! The calls of the paper's table 1, on the host: the driver of [`crate::machine`].
 
 use std::{
+    os::fd::{AsRawFd, RawFd},
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
@@ -63,8 +64,16 @@ enum State {
     Busy,
     /// A capture is at work.
     Capturing,
+    /// The card was asked to capture, and nobody waits for its answer yet.
+    Asked(Box<Session>),
     /// Its result waits here.
     Captured(Box<Session>, Result<u64, SnapifyError>),
+}
+
+/// What a call is to do next.
+enum Next {
+    Do(Action, Option<Duration>),
+    Return(Result<u64, SnapifyError>),
 }
 
 /// The machine, and what it works on.
@@ -237,6 +246,67 @@ impl Snapify {
         }
     }
 
+    /// The process works; what was copied of it is of no use any more.
+    pub(crate) fn forget_copies(&self) -> Result<(), SnapifyError> {
+        let session = self.0.take()?;
+        match session.machine.is_copied() {
+            true => self.0.call(session, Call::Resume).map(drop),
+            false => {
+                *self.0.lock() = State::Idle(session);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has the card capture, which goes on while nobody here does anything: no thread waits for it until
+    /// [`Snapify::finish_capture`].
+    pub(crate) fn ask_to_capture(&self) -> Result<(), SnapifyError> {
+        let mut session = self.0.take()?;
+        *lock(&self.0.phase) = Phase::Capturing;
+        let asked = self.0.ask_to_capture(&mut session);
+        if asked.is_err() {
+            *lock(&self.0.phase) = session.phase();
+        }
+        *self.0.lock() = match asked {
+            Ok(()) => State::Asked(session),
+            Err(_) => State::Idle(session),
+        };
+        asked
+    }
+
+    /// Waits for that. Nothing, if nobody has asked.
+    pub(crate) fn finish_capture(&self) -> Result<(), SnapifyError> {
+        let Some(mut session) = self.0.take_asked() else {
+            return Ok(());
+        };
+        let finished = self.0.finish_capture(&mut session);
+        *lock(&self.0.phase) = session.phase();
+        *self.0.lock() = State::Idle(session);
+        finished.map(drop)
+    }
+
+    /// Files that are open for a capture that nobody waits for yet.
+    pub(crate) fn open_for_capture(&self) -> Vec<RawFd> {
+        let state = self.0.lock();
+        let State::Asked(session) = &*state else {
+            return Vec::new();
+        };
+        let building = session.building.iter();
+        let files = building.flat_map(|(builder, _, grant)| [builder.lock(), grant.lock()]);
+        files.map(|file| file.as_raw_fd()).collect()
+    }
+
+    /// The capture that nobody has waited for is part of the same checkpoint as this process, which has been restarted.
+    pub(crate) fn captured_meanwhile(&self) {
+        if let Some(mut session) = self.0.take_asked() {
+            session.machine.handle(Input::CapturedMeanwhile);
+            while let Some(output) = session.machine.poll_output() {
+                self.0.note(&mut session, output);
+            }
+            *self.0.lock() = State::Idle(session);
+        }
+    }
+
     /// snapify_resume: lets host and offload process go on.
     pub fn resume(&self) -> Result<(), SnapifyError> {
         let session = self.0.take_present()?;
@@ -352,25 +422,97 @@ impl Inner {
     }
 
     fn steps(&self, session: &mut Session, call: Call) -> Result<u64, SnapifyError> {
+        let first = self.begin(session, call);
+        self.go_on(session, first)
+    }
+
+    fn begin(&self, session: &mut Session, call: Call) -> Next {
         let identity = quiesce::identity(&self.process);
-        let mut input = Input::Call(call, identity.engine.node(), identity.pid);
+        let input = Input::Call(call, identity.engine.node(), identity.pid);
+        self.next(session, input)
+    }
+
+    /// Does this and all that follows.
+    fn go_on(&self, session: &mut Session, mut next: Next) -> Result<u64, SnapifyError> {
         loop {
-            session.machine.handle(input);
-            input = loop {
-                match session.machine.poll_output() {
-                    Some(Output::Returned(result)) => return result,
-                    Some(Output::Do(action, timeout)) => {
-                        let done = self.perform(session, action, timeout);
-                        break Input::Done(done);
-                    }
-                    Some(output) => self.note(session, output),
-                    None => {
-                        let why = "the call was lost";
-                        return Err(SnapifyError::Order(why));
+            match next {
+                Next::Return(result) => return result,
+                Next::Do(action, timeout) => {
+                    let done = self.perform(session, action, timeout);
+                    next = self.next(session, Input::Done(done));
+                }
+            }
+        }
+    }
+
+    /// What to do when this has happened.
+    fn next(&self, session: &mut Session, input: Input) -> Next {
+        session.machine.handle(input);
+        loop {
+            match session.machine.poll_output() {
+                Some(Output::Returned(result)) => return Next::Return(result),
+                Some(Output::Do(action, timeout)) => return Next::Do(action, timeout),
+                Some(output) => self.note(session, output),
+                None => {
+                    let why = "the call was lost";
+                    return Next::Return(Err(SnapifyError::Order(why)));
+                }
+            }
+        }
+    }
+
+    fn take_asked(&self) -> Option<Box<Session>> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Busy) {
+            State::Asked(session) => Some(session),
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    fn ask_to_capture(&self, session: &mut Session) -> Result<(), SnapifyError> {
+        match self.begin(session, Call::Capture(false)) {
+            Next::Do(Action::Ask(mut request), _) => {
+                self.tell_written(&mut request);
+                let sent = self.daemon(session).and_then(|(daemon, node)| {
+                    let sent = daemon.send_message(&request);
+                    sent.map_err(lost(node, Step::Capture))
+                });
+                match sent {
+                    Ok(()) => Ok(()),
+                    Err(error) => {
+                        let next = self.next(session, Input::Done(Err(error)));
+                        self.go_on(session, next).map(drop)
                     }
                 }
-            };
+            }
+            next => self.go_on(session, next).map(drop),
         }
+    }
+
+    fn finish_capture(&self, session: &mut Session) -> Result<u64, SnapifyError> {
+        let answer = self.daemon(session).and_then(|(daemon, node)| {
+            let answer = daemon.receive_message();
+            answer.map_err(lost(node, Step::Capture))
+        });
+        let next = self.next(session, Input::Done(answer.map(Outcome::Reply)));
+        self.go_on(session, next)
+    }
+
+    /// The daemon that the process, or what is to be it, is at, and its card.
+    fn daemon(&self, session: &Session) -> Result<(Arc<Endpoint>, NodeId), SnapifyError> {
+        let (daemon, node) = match (&session.next_daemon, &session.daemon) {
+            (Some(daemon), _) => (daemon, session.target.as_ref().map(Engine::node)),
+            (None, Some(daemon)) => (daemon, None),
+            (None, None) => {
+                let why = "there is no connection to the process's card; restore it on one";
+                return Err(SnapifyError::Order(why));
+            }
+        };
+        let own = || quiesce::identity(&self.process).engine.node();
+        Ok((daemon.clone(), node.unwrap_or_else(own)))
     }
 
     /// What takes no time and cannot fail.
@@ -438,17 +580,8 @@ impl Inner {
             Action::Ask(mut request) => {
                 self.tell_written(&mut request);
                 let step = session.step.map_or(Step::Resume, |(step, _)| step);
-                let (daemon, node) = match (&session.next_daemon, &session.daemon) {
-                    (Some(daemon), _) => (daemon, session.target.as_ref().map(Engine::node)),
-                    (None, Some(daemon)) => (daemon, None),
-                    (None, None) => {
-                        let why = "there is no connection to the process's card; restore it on one";
-                        return Err(SnapifyError::Order(why));
-                    }
-                };
-                let own = || quiesce::identity(&self.process).engine.node();
-                let node = node.unwrap_or_else(own);
-                ask(daemon, node, step, &request, timeout).map(Outcome::Reply)
+                let (daemon, node) = self.daemon(session)?;
+                ask(&daemon, node, step, &request, timeout).map(Outcome::Reply)
             }
             Action::AskTarget(request) => {
                 let Some((target, daemon)) = &session.copies else {
@@ -605,8 +738,12 @@ fn ask(
     match answer {
         Ok(reply) => Ok(reply),
         Err(_) if !in_time => Err(SnapifyError::Stuck(step)),
-        Err(source) => Err(SnapifyError::CardLost { node, step, source }),
+        Err(source) => Err(lost(node, step)(source)),
     }
+}
+
+fn lost(node: NodeId, step: Step) -> impl Fn(ScifError) -> SnapifyError {
+    move |source| SnapifyError::CardLost { node, step, source }
 }
 
 /// A step that took too long is stuck.

@@ -6,7 +6,10 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -98,6 +101,11 @@ impl Draft {
     /// Where it is until it is published.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// What keeps it locked.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 
     /// Locks it. None: somebody has removed it before it was locked, or, if it is to be `alone`, has it locked, too.

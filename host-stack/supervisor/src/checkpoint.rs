@@ -32,6 +32,7 @@ use snaprig_ckpt_image::{
     image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
     store::{Joined, Member, Store},
 };
+use snaprig_ckpt_plugin::phase::Span;
 use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     board::Board,
@@ -75,6 +76,17 @@ pub struct CheckpointOptions {
     pub is_whole: bool,
     /// Compressed with zstd, at this level.
     pub zstd: Option<i32>,
+}
+
+impl CheckpointOptions {
+    /// When plugins may be at work on what they save of a tree that is alone, and may end with it.
+    pub fn span(&self, ends: bool) -> Span {
+        match (ends, self.mode) {
+            (true, _) => Span::Save,
+            (false, Mode::Background) => Span::QuiesceToResume,
+            (false, _) => Span::SaveToResume,
+        }
+    }
 }
 
 /// How long a tree stood still, and for what.
@@ -349,17 +361,19 @@ pub struct PreparedTree {
 }
 
 impl PreparedTree {
-    /// Looks at the descendants of this process; what their plugins have to save is in the round's directory then.
+    /// Looks at the descendants of this process; what their plugins have to save is in the round's directory then, or where the
+    /// `span` goes beyond saving, when they have [finished](crate::plugins::Plugins::finish).
     pub fn look(
         purpose: Purpose,
         known: &mut History,
         plugins: &SharedPlugins,
         directory: &Path,
         job: Option<JobRound>,
+        span: Span,
     ) -> Result<Self> {
         let mut tries = 0;
         let begun = Instant::now();
-        let gathered = ReadyPlugins::of(plugins, directory, job)?;
+        let gathered = ReadyPlugins::of(plugins, directory, job, span)?;
         let plugins = begun.elapsed();
         let before = loop {
             let purpose = (purpose, known.has_own_ipc);
@@ -429,16 +443,17 @@ pub struct Stopped {
 
 impl Stopped {
     /// Stops the descendants of this process, of which `root` is the first; what their plugins have to save is in the
-    /// round's directory then. `last` is done while they still run, when all that takes long has been done.
+    /// round's directory then, as in [`PreparedTree::look`]. `last` is done while they still run, when all that takes long has
+    /// been done.
     pub fn stop(
         root: pid_t,
         purpose: Purpose,
         known: &mut History,
         plugins: &SharedPlugins,
-        directory: &Path,
+        (directory, span): (&Path, Span),
         last: impl FnOnce(&mut History) -> Result<()>,
     ) -> Result<Self> {
-        let ready = PreparedTree::look(purpose, known, plugins, directory, None)?;
+        let ready = PreparedTree::look(purpose, known, plugins, directory, None, span)?;
         last(known)?;
         ready.stop(root, known, None)
     }

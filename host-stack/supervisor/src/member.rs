@@ -17,6 +17,7 @@ use std::time::Duration;
 use libc::pid_t;
 use snaprig_ckpt::dump::{self, Purpose};
 use snaprig_ckpt_image::store::{Joined, Store};
+use snaprig_ckpt_plugin::phase::Span;
 use snaprig_coord::{
     driver,
     member::Event,
@@ -269,7 +270,7 @@ impl Member {
             Phase::Drain => taking.stopped()?.meet_others(&board)?,
             Phase::Freeze => taking.save(known)?,
             Phase::Resume => drop(taking.stopped.take().map(Stopped::let_go).transpose()?),
-            Phase::Write => return taking.finish(&self.name, known),
+            Phase::Write => return taking.finish(&self.name, known, plugins),
             Phase::End => {
                 taking.stopped.take().map(Stopped::end);
             }
@@ -333,12 +334,18 @@ impl RoundInProgress {
                 board,
             };
             let (directory, job) = (self.joined.dir(), Some(job));
+            // Others wait in Quiesce, for all to be there.
+            let span = match self.kind {
+                Kind::Background => Span::SaveToResume,
+                _ => Span::Save,
+            };
             self.ready = Some(PreparedTree::look(
                 Purpose::Job,
                 known,
                 plugins,
                 directory,
                 job,
+                span,
             )?);
             begun.catch_up(known)
         });
@@ -357,7 +364,12 @@ impl RoundInProgress {
     }
 
     /// The image is on the disk: what goes into the manifest.
-    fn finish(&mut self, name: &str, known: &mut History) -> Result<String> {
+    fn finish(
+        &mut self,
+        name: &str,
+        known: &mut History,
+        plugins: &SharedPlugins,
+    ) -> Result<String> {
         if let Image::Writing(_) = self.image {
             self.save(known)?;
         }
@@ -367,6 +379,9 @@ impl RoundInProgress {
         let (_, written) = saved.finish()?;
         let image = written.member(name);
         self.image = Image::Written(Box::new(written.next));
+        if self.kind == Kind::Background {
+            plugins.borrow_mut().finish()?;
+        }
         let report = serde_json::to_string(&Report { image, parent });
         report.map_err(|error| Error::io("what is said of an image", std::io::Error::from(error)))
     }

@@ -421,7 +421,8 @@ impl<'a> Supervisor<'a> {
         let parent = image.parent();
         let (known, directory) = (&mut self.known, round.joined().dir());
         let (plugins, last) = (&self.parts.plugins, |known: &mut _| image.catch_up(known));
-        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, directory, last);
+        let files = (directory, how.span(kill));
+        let stopped = Stopped::stop(self.root, Purpose::Alone, known, plugins, files, last);
         let stopped = match stopped {
             Err(error) if error.is_end() => {
                 // The next try builds on what this one would have built on.
@@ -437,6 +438,10 @@ impl<'a> Supervisor<'a> {
             false => (None, Some(stopped.let_go()?)),
         };
         let (_, written) = saved.finish()?;
+        if !kill && let Err(error) = self.parts.plugins.borrow_mut().finish() {
+            self.known.undone(written.next);
+            return Err(error);
+        }
         reached(&faults::FINISHED);
         let members = vec![written.member(MEMBER)];
         round.commit(Manifest {

@@ -11,6 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use snaprig_scif::client::rig_from_environment;
 use snaprig_snapify::control::Command as Control;
+use snaprig_supervisor::Mode;
 
 use super::{existing, host::Host};
 use crate::{AnyError, adopted, size};
@@ -30,6 +31,9 @@ pub struct Checkpoint {
     /// Compress it (zstd)
     #[arg(long)]
     zstd: bool,
+    /// Copy the program and its offload processes while they work, so that they stand still for what changes last only
+    #[arg(long, conflicts_with_all = ["zstd", "kill"])]
+    live: bool,
     /// The rig's directory [default: $SNAPRIG_RIG of the program]
     #[arg(long, value_name = "DIR")]
     rig: Option<PathBuf>,
@@ -62,7 +66,7 @@ struct Outcome {
     round: u64,
     bytes: u64,
     stood_still_ms: f64,
-    /// Before it stood still, until its offload processes were captured.
+    /// Before it stood still, until its offload processes did; if it ends with them, until they were captured, too.
     plugins_ms: f64,
     took_ms: f64,
     checkpoint: PathBuf,
@@ -86,6 +90,10 @@ pub fn checkpoint(options: &Checkpoint) -> Result<ExitCode, AnyError> {
         directory: &directory,
         kill: options.kill,
         zstd: options.zstd.then_some(ZSTD_LEVEL),
+        mode: match options.live {
+            true => Mode::Background,
+            false => Mode::Full,
+        },
     };
     let dumped = adopted::dump(&wanted, |supervisor| host.adopted(supervisor))?;
     let outcome = Outcome {

@@ -19,6 +19,9 @@
 //!
 //! What plugins ask each other goes to a board: that of the tree ([`Board`]), or that of the coordinator.
 //!
+//! Where a tree goes on when it is saved ([`Machine::save_in`]), a plugin may say in Save that it finishes later. It has when it
+//! has resumed; until all have ([`Machine::finished`]), what was saved is no checkpoint.
+//!
 //! In a move, the plugins of a tree that stays pass the phases of a restart where they are, if they follow moves, and are
 //! told to go when it is decided; all others of it, and all of it if it is undone, resume.
 //!
@@ -44,7 +47,7 @@ use snaprig_ckpt_plugin::{
         Answer, BATCH_BYTES, ENTRY_BYTES, Entry, KEY_MAX, NAME_MAX, OWNS_MAX, Question, REASON_MAX,
         Registered, ToPlugin, ToSupervisor, VALUE_MAX, VERSION,
     },
-    phase::{Part, Phase},
+    phase::{Part, Phase, Span},
 };
 
 use self::participant::{Participant, State};
@@ -134,6 +137,9 @@ pub struct Machine {
     /// In all of a job, by name; none: those of this tree are all.
     counted: Option<BTreeMap<String, u32>>,
     part: Part,
+    span: Span,
+    /// Who was to finish later, and has not.
+    unfinished: Option<Refusal>,
     outputs: VecDeque<Output>,
 }
 
@@ -150,6 +156,8 @@ impl Default for Machine {
             published: BTreeMap::new(),
             counted: None,
             part: Part::All,
+            span: Span::Save,
+            unfinished: None,
             outputs: VecDeque::new(),
         }
     }
@@ -215,6 +223,21 @@ impl Machine {
         self.part = part;
     }
 
+    /// When plugins may be at work on what they save, from now on.
+    pub fn save_in(&mut self, span: Span) {
+        self.span = span;
+    }
+
+    /// Since the round is over: whether those have finished that were to do so later. Who has ended since all were last taken
+    /// [towards](Machine::towards) a phase has not.
+    pub fn finished(&self) -> Progress {
+        match &self.unfinished {
+            Some(refusal) => Progress::Failed(refusal.clone()),
+            None if self.plugins.values().any(|one| one.finishes_later) => Progress::AtWork,
+            None => Progress::Done,
+        }
+    }
+
     /// What belongs to plugins, process by process.
     pub fn owned(&self) -> impl Iterator<Item = (i32, Owned)> {
         let plugins = self.plugins.values();
@@ -227,7 +250,10 @@ impl Machine {
         let directory = directory.to_vec();
         match self.round {
             Round::Releasing(_) => self.next = Some((phase, directory)),
-            Round::None | Round::Towards { .. } => self.round = Round::Towards { phase, directory },
+            Round::None | Round::Towards { .. } => {
+                self.round = Round::Towards { phase, directory };
+                self.unfinished = None;
+            }
         }
         self.step(now);
     }
@@ -272,6 +298,9 @@ impl Machine {
             return;
         };
         self.questions.retain(|_, asked| asked.whose != connection);
+        if plugin.finishes_later {
+            self.unfinished.get_or_insert(plugin.end());
+        }
         let Round::Towards { phase, .. } = self.round else {
             return;
         };
@@ -336,6 +365,9 @@ impl Machine {
                 continue;
             }
             late = late.or_else(|| Some(plugin.lateness()));
+            if std::mem::take(&mut plugin.finishes_later) {
+                self.unfinished.get_or_insert(plugin.lateness());
+            }
             match plugin.state {
                 State::Busy { phase, serial, .. } => plugin.state = State::Late { phase, serial },
                 State::Leaving { phase, .. } => {
@@ -412,11 +444,22 @@ impl Machine {
             ToSupervisor::Done {
                 serial,
                 refusal,
+                finishes_later,
                 published,
-            } => match refusal.is_none() && !published.is_empty() {
-                true => self.leaves(connection, serial, published, now),
-                false => self.done(connection, serial, refusal, now),
-            },
+            } => {
+                let may = self.span >= Span::SaveToResume
+                    && plugin.is_at(Phase::Save)
+                    && refusal.is_none();
+                (may || !finishes_later).then_some(())?;
+                match refusal.is_none() && !published.is_empty() {
+                    true => self.leaves(connection, serial, published, now)?,
+                    false => self.done(connection, serial, refusal, now)?,
+                }
+                if let Some(plugin) = self.plugins.get_mut(&connection) {
+                    plugin.finishes_later |= finishes_later;
+                }
+                Some(())
+            }
         }
     }
 
@@ -532,6 +575,13 @@ impl Machine {
             State::Late { phase, serial: its } if its == serial => (phase, true),
             _ => return None,
         };
+        if phase == Phase::Resume
+            && std::mem::take(&mut plugin.finishes_later)
+            && let Some(reason) = &refusal
+        {
+            let unfinished = plugin.refusal(&cut(reason.clone()));
+            self.unfinished.get_or_insert(unfinished);
+        }
         let refusal = refusal.filter(|_| phase.may_fail());
         plugin.state = match &refusal {
             None => State::after(phase),
@@ -635,6 +685,7 @@ impl Machine {
                 directory: directory.to_vec(),
                 participants: counts.get(&registered.name).copied().unwrap_or(1),
                 part: self.part,
+                span: self.span,
             };
             plugin.state = State::Busy {
                 phase,

@@ -73,6 +73,8 @@ pub struct Participant {
     pub state: State,
     /// Its process has been restarted, and it has not said anything since.
     pub is_restarted: bool,
+    /// What it has saved is whole only when it has resumed.
+    pub finishes_later: bool,
     pub descriptors: Vec<Descriptor>,
     pub regions: Vec<Range<u64>>,
 }
@@ -88,6 +90,7 @@ impl Participant {
             channel: None,
             state: State::New { due_ns },
             is_restarted: false,
+            finishes_later: false,
             descriptors: Vec::new(),
             regions: Vec::new(),
         }

@@ -27,6 +27,8 @@ struct World {
     log: Vec<String>,
     answers: Vec<(Connection, Result<Answer, String>)>,
     follow: bool,
+    /// These finish later.
+    later: Vec<Connection>,
 }
 
 impl World {
@@ -41,6 +43,7 @@ impl World {
             log: Vec::new(),
             answers: Vec::new(),
             follow: false,
+            later: Vec::new(),
         }
     }
 
@@ -145,6 +148,7 @@ impl World {
         let done = ToSupervisor::Done {
             serial,
             refusal,
+            finishes_later: phase == Phase::Save && self.later.contains(&connection),
             published,
         };
         self.hear(connection, done);
@@ -536,6 +540,7 @@ fn leaving(world: &mut World, key: &[u8]) -> QuestionId {
     let done = ToSupervisor::Done {
         serial,
         refusal: None,
+        finishes_later: false,
         published: vec![(key.to_vec(), b"41".to_vec())],
     };
     world.machine.received(connection, done, world.now);
@@ -543,6 +548,79 @@ fn leaving(world: &mut World, key: &[u8]) -> QuestionId {
         Some(Output::Ask { id, .. }) => id,
         other => panic!("{other:?}"),
     }
+}
+
+/// Two that have saved, of which the first is to finish later, and resume.
+fn unfinished() -> World {
+    let mut world = World::new();
+    world.machine.save_in(Span::SaveToResume);
+    world.later = vec![world.connect(0)];
+    world.connect(0);
+    world.towards(Phase::Save);
+    world.answer_all();
+    assert_eq!(world.machine.progress(), Progress::Done);
+    world.release(Phase::Resume);
+    assert_eq!(world.machine.finished(), Progress::AtWork);
+    world
+}
+
+#[test]
+fn a_checkpoint_waits_for_who_finishes_later() {
+    let mut world = unfinished();
+    world.answer(1, None);
+    assert_eq!(world.machine.finished(), Progress::AtWork);
+    world.answer(0, None);
+    assert_eq!(world.machine.finished(), Progress::Done);
+    assert_eq!(world.machine.progress(), Progress::Done);
+}
+
+#[test]
+fn who_was_to_finish_and_cannot_is_heard() {
+    let reason = |world: &World| match world.machine.finished() {
+        Progress::Failed(refusal) => refusal,
+        other => panic!("{other:?}"),
+    };
+    let mut world = unfinished();
+    world.answer(0, Some("the disk is full"));
+    world.answer_all();
+    assert_eq!(reason(&world).what, "plugin ring: the disk is full");
+    // It resumes all the same, and the next round is another one.
+    assert_eq!(world.machine.progress(), Progress::Done);
+    world.later.clear();
+    world.towards(Phase::Save);
+    world.answer_all();
+    world.release(Phase::Resume);
+    assert_eq!(world.machine.finished(), Progress::Done);
+    let mut world = unfinished();
+    world.die(1);
+    assert!(reason(&world).has_ended);
+    let mut world = unfinished();
+    world.wait();
+    assert!(reason(&world).what.contains("phase resume"));
+}
+
+#[test]
+fn nothing_is_finished_later_where_the_tree_does_not_go_on() {
+    let mut world = World::new();
+    let one = world.connect(0);
+    world.towards(Phase::Drain);
+    world.answer_all();
+    world.towards(Phase::Save);
+    let (connection, serial, _) = world.told.remove(0);
+    let done = ToSupervisor::Done {
+        serial,
+        refusal: None,
+        finishes_later: true,
+        published: Vec::new(),
+    };
+    world.machine.received(connection, done, world.now);
+    // It makes no sense, and is hung up.
+    let outputs = std::iter::from_fn(|| world.machine.poll_output());
+    assert!(
+        outputs
+            .into_iter()
+            .any(|output| output == Output::Close(one))
+    );
 }
 
 #[test]

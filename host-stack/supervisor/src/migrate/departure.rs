@@ -12,6 +12,7 @@ use std::{
 
 use snaprig_ckpt::dump::Purpose;
 use snaprig_ckpt_image::image::Writer;
+use snaprig_ckpt_plugin::phase::Span;
 use snaprig_coord::migration::{
     Id, Record, SILENCE_NS, Source, WriteError,
     source::{Config, Outcome},
@@ -138,7 +139,8 @@ impl DepartingTree<'_, '_> {
         let last = |known: &mut _| image.catch_up(known);
         let (known, plugins) = (&mut of.known, &of.parts.plugins);
         let own = PluginFiles::make(&of.parts.directory)?;
-        let stopped = Stopped::stop(of.root, self.purpose, known, plugins, own.path(), last)?;
+        let files = (own.path(), Span::Save);
+        let stopped = Stopped::stop(of.root, self.purpose, known, plugins, files, last)?;
         let mut stopped = stopped.alone()?;
         // From now on the target may restore it, and change files that it has: it must not run on by itself.
         stopped.bind()?;

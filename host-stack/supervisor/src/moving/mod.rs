@@ -31,7 +31,7 @@ use std::time::Duration;
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::store::{Joined, Store};
-use snaprig_ckpt_plugin::phase::{Part, Phase as PluginPhase};
+use snaprig_ckpt_plugin::phase::{Part, Phase as PluginPhase, Span};
 use snaprig_coord::{
     driver,
     phase::{Moves, Order, Phase},
@@ -154,7 +154,12 @@ impl Moving {
                     Side::Stays(gathered) => {
                         board.meet("copied")?;
                         let directory = self.joined.dir();
-                        *gathered = Some(ReadyPlugins::of(parts.plugins, directory, Some(job))?);
+                        *gathered = Some(ReadyPlugins::of(
+                            parts.plugins,
+                            directory,
+                            Some(job),
+                            Span::Save,
+                        )?);
                     }
                 }
             }

@@ -9,6 +9,7 @@ use std::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use snaprig_ckpt::dump::Purpose;
 use snaprig_ckpt_image::image::{FileSink, Options as WriteOptions, Writer};
+use snaprig_ckpt_plugin::phase::Span;
 use snaprig_resources::{
     board::Board,
     error::{Error, Result},
@@ -101,7 +102,7 @@ impl Leaving {
             handover.send_ahead(Ahead { large, written }, self.file.as_fd())?;
         }
         job.board.meet("copied")?;
-        let ready = PreparedTree::look(PURPOSE, known, plugins, directory, Some(job))?;
+        let ready = PreparedTree::look(PURPOSE, known, plugins, directory, Some(job), Span::Save)?;
         self.ready = Some(ready);
         begun.catch_up(known)?;
         if is_ahead {

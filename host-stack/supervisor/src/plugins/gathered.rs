@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use snaprig_ckpt_plugin::{phase::Phase, turns::ShortTurns};
+use snaprig_ckpt_plugin::{
+    phase::{Phase, Span},
+    turns::ShortTurns,
+};
 use snaprig_resources::{
     error::Result,
     plugins::owned::{Owned, OwnedByPlugin},
@@ -21,14 +24,23 @@ pub struct ReadyPlugins {
 
 impl ReadyPlugins {
     /// Takes all plugins through the phases of a checkpoint whose files are in this directory; in a job, together with
-    /// those of all other members. If one refuses, the others are told.
-    pub fn of(plugins: &SharedPlugins, directory: &Path, job: Option<JobRound>) -> Result<Self> {
+    /// those of all other members. If one refuses, the others are told. Where the `span` goes beyond saving,
+    /// [`Plugins::finish`](super::Plugins::finish) is waited for.
+    pub fn of(
+        plugins: &SharedPlugins,
+        directory: &Path,
+        job: Option<JobRound>,
+        span: Span,
+    ) -> Result<Self> {
         let gathered = Self {
             plugins: Some(plugins.clone()),
             directory: super::canonical(directory)?,
             _turns: ShortTurns::begin(),
         };
-        plugins.borrow_mut().gather(&gathered.directory, job)?;
+        let mut all = plugins.borrow_mut();
+        all.machine.save_in(span);
+        all.gather(&gathered.directory, job)?;
+        drop(all);
         Ok(gathered)
     }
 

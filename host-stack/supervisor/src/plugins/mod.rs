@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! checkpoint: quiesce, drain, save --> the tree is stopped --> has anybody come or said something? then on, and once more
-//!             --> what belongs to plugins is left out of the image --> the tree goes on --> resume
+//!             --> what belongs to plugins is left out of the image --> the tree goes on --> resume --> who was to finish has
 //! restart:    plugins' threads alone run --> rebuild, exchange, refill --> the tree runs --> go
 //! ```
 //! In a move of a job's member, the plugins of all others pass rebuild, exchange and refill where they are.
@@ -383,6 +383,20 @@ impl Plugins {
         self.machine.release(phase, ns(self.start));
         self.relay.end();
         self.work(Some(Instant::now() + RELEASE_MAX), None);
+    }
+
+    /// The tree that was saved goes on. Waits until all that plugins were to finish later is part of the checkpoint, too.
+    pub fn finish(&mut self) -> Result<()> {
+        loop {
+            self.perform(None);
+            match self.machine.finished() {
+                Progress::Done => return Ok(()),
+                Progress::Failed(refusal) => return Err(Stop::Refused(refusal).into()),
+                Progress::AtWork => {}
+            }
+            self.hear(self.deadline(), None);
+            self.pass_time(None);
+        }
     }
 
     /// Until there is nothing left to do, or it has taken so long, or the job has given the round up.

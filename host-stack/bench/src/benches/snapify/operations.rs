@@ -392,13 +392,16 @@ impl Saved {
     /// With what the program says of its offload process.
     fn sample(&self, steps: &[StepReport]) -> Sample {
         let mut phases_ms = phases(steps);
-        // Resuming goes on while the host process is written.
-        phases_ms.retain(|phase, _| matches!(phase, Phase::Pause | Phase::Capture));
-        let offload: f64 = phases_ms.values().sum();
+        let of = |phase| phases_ms.get(&phase).copied().unwrap_or(0.0);
+        let (pause, capture) = (of(Phase::Pause), of(Phase::Capture));
+        // Resuming goes on while the host process is written; of the capture that counts which is not over by then.
+        phases_ms.retain(|phase, _| *phase == Phase::Pause);
+        let after = (self.took_ms - self.plugins_ms - self.stood_still_ms).max(0.0);
+        let capture = (capture - self.stood_still_ms).clamp(0.0, after);
         phases_ms.insert(Phase::Host, self.stood_still_ms);
-        let write = self.took_ms - self.plugins_ms - self.stood_still_ms;
-        phases_ms.insert(Phase::Write, write.max(0.0));
-        phases_ms.insert(Phase::Rest, (self.plugins_ms - offload).max(0.0));
+        phases_ms.insert(Phase::Capture, capture);
+        phases_ms.insert(Phase::Write, after - capture);
+        phases_ms.insert(Phase::Rest, (self.plugins_ms - pause).max(0.0));
         let of = |wanted| {
             let steps = steps.iter().filter(|step| step.step == wanted);
             steps.map(|step| step.bytes).sum()
@@ -503,7 +506,7 @@ mod tests {
             let sum: f64 = sample.phases_ms.values().sum();
             assert!((sum - sample.total_ms).abs() < 1e-9, "{operation:?}");
         }
-        let expected = [30.0, 20.0, 20.0, 20.0, 10.0];
+        let expected = [30.0, 0.0, 20.0, 20.0, 30.0];
         let phases = Operation::Checkpoint.phases().iter();
         let phases = phases.map(|phase| checkpoint.phases_ms[phase]);
         assert_eq!(phases.collect::<Vec<_>>(), expected);

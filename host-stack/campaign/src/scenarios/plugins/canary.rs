@@ -11,6 +11,8 @@ crate::canaries! {
         ForgottenResume = "forgotten-resume",
         /// A supervisor does not hear that a process has ended before its plugins are late.
         UnheardEnd = "unheard-end",
+        /// A checkpoint is complete when all have saved, whatever is to be finished.
+        EarlyCommit = "early-commit",
         /// A checkpoint that somebody's end has spoilt is not tried again.
         NoSecondTry = "no-second-try",
     }

@@ -4,6 +4,8 @@ use crate::scenario::{Invariant, invariant::MESSAGES};
 
 /// What was sent before a checkpoint has been received in it, and nothing else.
 pub const DRAINED: &str = "what is saved is drained";
+/// A checkpoint has all that plugins were to finish while their programs ran on.
+pub const FINISHED: &str = "a checkpoint is whole";
 /// No plugin is in a phase before all of all trees have passed the one before.
 pub const TOGETHER: &str = "all pass a phase together";
 /// No program of a restart runs before the last plugin of the last tree has refilled.
@@ -17,8 +19,9 @@ pub const PROMPT: &str = "nobody waits for who has ended";
 pub const MADE: &str = "who has ended spoils no checkpoint";
 
 /// All of them.
-pub static ALL: [Invariant<()>; 7] = [
+pub static ALL: [Invariant<()>; 8] = [
     Invariant::seen(DRAINED),
+    Invariant::seen(FINISHED),
     Invariant::seen(TOGETHER),
     Invariant::seen(BEFORE_GO),
     Invariant::seen(RESUMED),

@@ -8,7 +8,7 @@ use snaprig_sim::ProcessId;
 
 use super::{
     Canary,
-    invariants::{DRAINED, MADE, PROMPT},
+    invariants::{DRAINED, FINISHED, MADE, PROMPT},
     program::{Program, Seen},
     run::{Event, World},
 };
@@ -35,6 +35,7 @@ pub struct Job {
     pub left: u16,
     pub round: Option<Round>,
     rounds: u64,
+    unfinished: Option<Unfinished>,
     /// A checkpoint is ordered, and neither made nor refused yet.
     is_wanted: bool,
 }
@@ -46,6 +47,15 @@ pub struct Round {
     pub is_restart: bool,
     at: usize,
     passed: BTreeSet<usize>,
+}
+
+/// A checkpoint in which all have saved, and some are to finish while they run on.
+#[derive(Debug)]
+struct Unfinished {
+    number: u64,
+    /// What is saved; none: not all live, and this one is not restarted.
+    saved: Option<Vec<Seen>>,
+    finished: BTreeSet<usize>,
 }
 
 impl Round {
@@ -65,6 +75,7 @@ impl Job {
             left,
             round: None,
             rounds: 0,
+            unfinished: None,
             is_wanted: false,
         }
     }
@@ -81,7 +92,7 @@ impl World {
         if self.job.left == 0 || self.is_restarting {
             return;
         }
-        if self.job.round.is_none() && !self.job.is_wanted {
+        if self.job.round.is_none() && self.job.unfinished.is_none() && !self.job.is_wanted {
             self.job.left -= 1;
             self.job.is_wanted = true;
             self.try_checkpoint();
@@ -99,6 +110,7 @@ impl World {
 
     pub fn begin_round(&mut self, is_restart: bool) {
         self.job.rounds += 1;
+        self.job.unfinished = None;
         self.job.board = Board::default();
         self.job.round = Some(Round {
             number: self.job.rounds,
@@ -157,15 +169,64 @@ impl World {
         match round.is_restart {
             true => self.release(Phase::Go),
             false => {
-                self.commit();
+                let number = round.number;
+                let saved = self.saved();
+                self.job.unfinished = Some(Unfinished {
+                    number,
+                    saved,
+                    finished: BTreeSet::new(),
+                });
+                let (job, late) = (self.job.process, Event::FinishIsLate(number));
+                self.stage.engine.after(job, PHASE_NS, late);
+                if self.canary == Some(Canary::EarlyCommit) {
+                    self.commit();
+                }
                 self.release(Phase::Resume);
             }
         }
     }
 
-    /// All trees stand still: what their plugins have saved is a checkpoint. Only one of all programs is restarted.
+    /// Those of a tree that were to finish later have.
+    pub fn finished(&mut self, tree: usize, number: u64, refusal: Option<Refusal>) {
+        let trees = self.trees.len();
+        let unfinished = self.job.unfinished.as_mut();
+        let Some(unfinished) = unfinished.filter(|it| it.number == number) else {
+            return;
+        };
+        if let Some(refusal) = refusal {
+            self.job.unfinished = None;
+            return self.try_again(refusal.has_ended);
+        }
+        unfinished.finished.insert(tree);
+        if unfinished.finished.len() == trees {
+            self.commit();
+        }
+    }
+
+    pub fn finish_is_late(&mut self, number: u64) {
+        let unfinished = self.job.unfinished.as_ref();
+        if unfinished.is_some_and(|it| it.number == number) {
+            self.job.unfinished = None;
+            self.try_again(false);
+        }
+    }
+
+    /// What was saved is a checkpoint. Only one of all programs is restarted.
     fn commit(&mut self) {
         self.job.is_wanted = false;
+        let unfinished = self.job.unfinished.take();
+        let Some(saved) = unfinished.and_then(|it| it.saved) else {
+            return;
+        };
+        if let Some(program) = self.programs.iter().position(|one| one.is_unfinished) {
+            let what = format!("program{} has not finished", program + 1);
+            self.stage.violation(self.job.process, FINISHED, what);
+        }
+        self.checkpoint = Some(saved);
+    }
+
+    /// All trees stand still: what their plugins have saved, if all live.
+    fn saved(&mut self) -> Option<Vec<Seen>> {
         let saved_of = |one: &Program| one.saved.filter(|_| one.ended_ns.is_none());
         let all: Vec<_> = self.programs.iter().map(saved_of).collect();
         for program in 0..all.len() {
@@ -184,13 +245,14 @@ impl World {
             }
         }
         let saved: Option<Vec<_>> = all.into_iter().collect();
-        self.checkpoint = saved.filter(|_| self.all_live()).or(self.checkpoint.take());
+        saved.filter(|_| self.all_live())
     }
 
     fn release(&mut self, phase: Phase) {
         self.job.round = None;
+        let is_awaited = self.job.unfinished.is_some();
         for tree in 0..self.trees.len() {
-            self.tell_tree(tree, Event::Release(tree, phase));
+            self.tell_tree(tree, Event::Release(tree, phase, is_awaited));
         }
     }
 
@@ -214,6 +276,11 @@ impl World {
         if self.canary != Some(Canary::ForgottenResume) {
             self.release(Phase::Resume);
         }
+        self.try_again(somebody_has_ended);
+    }
+
+    /// If somebody has ended, of the rest.
+    fn try_again(&mut self, somebody_has_ended: bool) {
         self.job.is_wanted &= somebody_has_ended;
         if somebody_has_ended && self.canary != Some(Canary::NoSecondTry) {
             let job = self.job.process;
@@ -224,7 +291,7 @@ impl World {
     /// A supervisor has ended: there are no checkpoints without it.
     pub fn tree_is_gone(&mut self) {
         self.give_up(false);
-        self.job.is_wanted = false;
+        (self.job.unfinished, self.job.is_wanted) = (None, false);
     }
 
     pub fn phase_is_late(&mut self, number: u64, at: usize) {

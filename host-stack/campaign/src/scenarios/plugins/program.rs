@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use snaprig_ckpt_plugin::{
     message::{Answer, Descriptor, Entry, Question, Registered, ToPlugin, ToSupervisor, VERSION},
-    phase::{Phase, Phases},
+    phase::{Phase, Phases, Span},
 };
 use snaprig_coord::plugins::faults;
 use snaprig_sim::ProcessId;
@@ -45,6 +45,8 @@ pub struct Program {
     pub is_quiet: bool,
     /// What it has put into the checkpoint.
     pub saved: Option<Seen>,
+    /// Of that, something is to be finished while it runs on.
+    pub is_unfinished: bool,
     /// The last phase that its plugin has passed, and in which round.
     passed: Option<(u64, Phase)>,
     /// When it has ended, if it has.
@@ -65,6 +67,7 @@ pub struct Task {
     round: u64,
     serial: u64,
     phase: Phase,
+    span: Span,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,7 @@ impl Program {
             seen: Seen::default(),
             is_quiet: false,
             saved: None,
+            is_unfinished: false,
             passed: None,
             ended_ns: None,
             has_refilled: false,
@@ -197,11 +201,17 @@ impl World {
             return unheard.push_back((round, message));
         }
         match message {
-            ToPlugin::Do { serial, phase, .. } => {
+            ToPlugin::Do {
+                serial,
+                phase,
+                span,
+                ..
+            } => {
                 let task = Task {
                     round,
                     serial,
                     phase,
+                    span,
                 };
                 self.begins(program, task);
             }
@@ -224,9 +234,16 @@ impl World {
                 let done = ToSupervisor::Done {
                     serial,
                     refusal: Some(format!("errno {errno}")),
+                    finishes_later: false,
                     published: Vec::new(),
                 };
                 self.say(program, done);
+            }
+            // What it was to finish it does not, and resumes.
+            Effect::Error(errno) if self.programs[program].is_unfinished => {
+                self.programs[program].doing = Some((task, Stage::Publishing));
+                self.runs_on(program);
+                self.done(program, Some(format!("errno {errno}")));
             }
             _ => self.does(program, task),
         }
@@ -259,7 +276,11 @@ impl World {
                 return self.leave(program, is_here);
             }
             Phase::Drain => return self.publish(program, seen.sent),
-            Phase::Save => of.saved = Some(seen),
+            Phase::Save => {
+                of.saved = Some(seen);
+                // Every other one.
+                of.is_unfinished = task.span >= Span::SaveToResume && program % 2 == 0;
+            }
             Phase::Rebuild => {
                 let published = vec![(key(program), generation.to_le_bytes().to_vec())];
                 return self.leave(program, published);
@@ -270,11 +291,16 @@ impl World {
             }
             Phase::Refill => of.has_refilled = true,
             Phase::Resume | Phase::Go => {
-                of.is_quiet = false;
-                self.step_later(program);
+                of.is_unfinished = false;
+                self.runs_on(program);
             }
         }
         self.done(program, None);
+    }
+
+    fn runs_on(&mut self, program: usize) {
+        self.programs[program].is_quiet = false;
+        self.step_later(program);
     }
 
     /// Whether everybody has passed the phase before this one.
@@ -408,13 +434,16 @@ impl World {
                 round,
                 serial,
                 phase,
+                ..
             } = task;
             if refusal.is_none() {
                 self.programs[program].passed = Some((round, phase));
             }
+            let finishes_later = phase == Phase::Save && self.programs[program].is_unfinished;
             let done = ToSupervisor::Done {
                 serial,
                 refusal,
+                finishes_later,
                 published,
             };
             self.say(program, done);

@@ -2,7 +2,7 @@
 
 use snaprig_ckpt_plugin::{
     message::{Answer, ToSupervisor},
-    phase::Phase,
+    phase::{Phase, Span},
 };
 use snaprig_coord::plugins::{Machine, Output, Progress, QuestionId, faults};
 use snaprig_sim::ProcessId;
@@ -26,6 +26,8 @@ pub struct Tree {
     pub phase: Option<Phase>,
     /// They have, and nobody has said how it goes on.
     has_passed: bool,
+    /// The job waits for those that are to finish later.
+    is_awaited: bool,
     /// The job's round that it was told of last.
     round: u64,
     /// When it wants to be woken.
@@ -39,6 +41,7 @@ impl Tree {
             machine: Machine::default(),
             phase: None,
             has_passed: false,
+            is_awaited: false,
             round: 0,
             tick_ns: None,
         }
@@ -58,15 +61,17 @@ impl World {
         let now = self.stage.engine.now_ns();
         let of = &mut self.trees[tree];
         (of.round, of.phase, of.has_passed) = (round, Some(phase), false);
+        of.is_awaited = false;
+        of.machine.save_in(Span::QuiesceToResume);
         of.machine.towards(phase, b"/there", now);
         self.tree_goes_on(tree);
     }
 
-    /// The job's round is over.
-    pub fn tree_releases(&mut self, tree: usize, phase: Phase) {
+    /// The job's round is over; it has come to a checkpoint, if that `is_awaited`.
+    pub fn tree_releases(&mut self, tree: usize, phase: Phase, is_awaited: bool) {
         let now = self.stage.engine.now_ns();
         let of = &mut self.trees[tree];
-        (of.phase, of.has_passed) = (None, false);
+        (of.phase, of.has_passed, of.is_awaited) = (None, false, is_awaited);
         of.machine.release(phase, now);
         self.tree_goes_on(tree);
     }
@@ -141,6 +146,7 @@ impl World {
             of.tick_ns = Some(due);
             self.stage.engine.at(own, due, Event::Tick(tree, due));
         }
+        self.tree_finishes(tree);
         let Some(phase) = self.trees[tree].phase else {
             return self.tree_fails_late(tree);
         };
@@ -157,6 +163,20 @@ impl World {
             Effect::Late(by_ns) => self.send_to_job(tree, by_ns, said),
             _ => self.send_to_job(tree, 0, said),
         }
+    }
+
+    /// Those of its plugins that were to finish later have, or cannot.
+    fn tree_finishes(&mut self, tree: usize) {
+        let of = &mut self.trees[tree];
+        let refusal = match of.machine.finished() {
+            _ if !of.is_awaited => return,
+            Progress::AtWork => return,
+            Progress::Done => None,
+            Progress::Failed(refusal) => Some(refusal),
+        };
+        of.is_awaited = false;
+        let finished = Event::Finished(tree, of.round, refusal);
+        self.send_to_job(tree, 0, finished);
     }
 
     /// Its plugins had passed a phase, and one has ended that those of others may wait for.
