@@ -20,7 +20,7 @@ use snaprig_card_fs::{
     },
 };
 use snaprig_card_image::stream::{Decoder, Piece};
-use snaprig_card_memory::{PAGE, USER_END};
+use snaprig_card_memory::{PAGE, USER_END, memory::CardMemory};
 use snaprig_image::{ImageId, Inbox};
 use snaprig_wire::frame;
 
@@ -41,6 +41,9 @@ use crate::{
 /// Bytes that are read at once.
 const READ_MAX: usize = 256 << 10;
 
+/// One part in so many of a card is left by what is made before it is needed.
+const LEFT_PART: u64 = 4;
+
 /// An image on its way in.
 #[derive(Default)]
 pub struct ImageReader {
@@ -57,6 +60,26 @@ pub(super) struct Tree {
     spaces: Vec<AddressSpace>,
     stored: Stored,
     filling: Filling,
+}
+
+impl Tree {
+    /// Pages of files that are mapped shared, of which an image has none that are zero, are there before whoever comes back
+    /// stands still for them: such memory is other nodes' to use, and all of it is made then.
+    fn make_present(&self, memory: &CardMemory) {
+        for (start, area) in self.spaces.iter().flat_map(AddressSpace::areas) {
+            let (true, Backing::File { inode, offset, .. }) = (area.shared, &area.backing) else {
+                continue;
+            };
+            let first = offset / PAGE;
+            let end = (first + (area.end - start) / PAGE).min(inode.size().div_ceil(PAGE));
+            for index in first..end {
+                // Others need memory as well. Where there is too little, who comes back hears of that.
+                if memory.free_bytes() < memory.bytes() / LEFT_PART || inode.frame(index).is_err() {
+                    return;
+                }
+            }
+        }
+    }
 }
 
 impl Call<'_> {
@@ -79,6 +102,7 @@ impl Call<'_> {
         let reading = self.read_image(service, fd as i32)?;
         let mut tree = reading.tree.ok_or(Errno::EBADMSG)?;
         tree.filling.finish(&self.kernel.memory);
+        tree.make_present(&self.kernel.memory);
         let ids = reading.ids;
         service.keep_preloaded(Preloaded { ids, tree });
         Ok(0)

@@ -24,9 +24,9 @@ const COPY_PAGES: u64 = 64;
 /// Where less is free, only what is asked for is copied.
 const SPARE_BYTES: u64 = 64 * PAGE;
 
-/// The part of memory that fork leaves free for what was promised, half of what files leave. Without
-/// it a fork bomb is ended by the killing of who writes next instead of by an error.
-const RESERVED_PART: u64 = 32;
+/// The part of memory that fork, and what is made for other nodes to use, leave free for what was promised, half of what files
+/// leave. Without it a fork bomb is ended by the killing of who writes next instead of by an error.
+pub(super) const RESERVED_PART: u64 = 32;
 
 /// A range to be widened.
 const NOTHING: Range<u64> = Range {

@@ -12,6 +12,7 @@ use super::{
     AddressSpace,
     area::{Area, Backing},
     layout,
+    share::RESERVED_PART,
 };
 
 /// Most bytes of one `pin`.
@@ -98,6 +99,11 @@ impl UserMemory for AddressSpace {
         let mut extents: Vec<(u64, u64)> = Vec::new();
         let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
         for va in (address..end).step_by(PAGE as usize) {
+            // What is made for others to use is not all that there is: who runs needs page tables.
+            let is_there = self.tables.get(va).is_some();
+            if !is_there && self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART {
+                return Err(Errno::ENOMEM);
+            }
             let frame = self.own_frame(va, write)?;
             if !self.memory.contains(frame, PAGE) {
                 return Err(Errno::EFAULT);
