@@ -72,14 +72,14 @@ pub const WORKLOADS: [Workload; 8] = [
         name: "SG",
         arguments: &["--size", "512"],
         scaled: ("--iterations", 15),
-        large: &["--size", "1K", "--iterations", "10000"],
+        large: &["--size", "4K", "--iterations", "10000"],
     },
     Workload {
         folder: "ss",
         name: "SS",
         arguments: &["--documents", "8192"],
         scaled: ("--queries", 4800),
-        large: &["--documents", "64K", "--queries", "512K"],
+        large: &["--documents", "512K", "--queries", "512K"],
     },
     Workload {
         folder: "km",
