@@ -279,7 +279,7 @@ impl World {
             Phase::Save => {
                 of.saved = Some(seen);
                 // Every other one.
-                of.is_unfinished = task.span >= Span::SaveToResume && program % 2 == 0;
+                of.is_unfinished = task.span >= Span::SaveToResume && program.is_multiple_of(2);
             }
             Phase::Rebuild => {
                 let published = vec![(key(program), generation.to_le_bytes().to_vec())];
