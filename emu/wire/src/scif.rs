@@ -134,6 +134,14 @@ impl Held {
             Self::Lanes => (i64::MAX, 0),
         }
     }
+
+    /// What a mapped range is of.
+    pub fn of(range: (i64, u64)) -> Self {
+        match range == Self::Lanes.range() {
+            true => Self::Lanes,
+            false => Self::Windows,
+        }
+    }
 }
 
 /// The kinds of [`Message`].

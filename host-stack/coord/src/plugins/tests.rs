@@ -154,6 +154,18 @@ impl World {
         self.hear(connection, done);
     }
 
+    /// The first who was told something has done it; what comes of that is still in the machine.
+    fn is_done(&mut self, finishes_later: bool, published: Vec<Entry>) {
+        let (connection, serial, _) = self.told.remove(0);
+        let done = ToSupervisor::Done {
+            serial,
+            refusal: None,
+            finishes_later,
+            published,
+        };
+        self.machine.received(connection, done, self.now);
+    }
+
     fn answer_all(&mut self) {
         while !self.told.is_empty() {
             self.answer(0, None);
@@ -536,14 +548,7 @@ fn what_one_publishes_another_finds_and_all_meet() {
 /// One that is about to leave a phase, and what it publishes with that on its way to the board.
 fn leaving(world: &mut World, key: &[u8]) -> QuestionId {
     world.towards(Phase::Quiesce);
-    let (connection, serial, _) = world.told.remove(0);
-    let done = ToSupervisor::Done {
-        serial,
-        refusal: None,
-        finishes_later: false,
-        published: vec![(key.to_vec(), b"41".to_vec())],
-    };
-    world.machine.received(connection, done, world.now);
+    world.is_done(false, vec![(key.to_vec(), b"41".to_vec())]);
     match world.machine.poll_output() {
         Some(Output::Ask { id, .. }) => id,
         other => panic!("{other:?}"),
@@ -606,14 +611,7 @@ fn nothing_is_finished_later_where_the_tree_does_not_go_on() {
     world.towards(Phase::Drain);
     world.answer_all();
     world.towards(Phase::Save);
-    let (connection, serial, _) = world.told.remove(0);
-    let done = ToSupervisor::Done {
-        serial,
-        refusal: None,
-        finishes_later: true,
-        published: Vec::new(),
-    };
-    world.machine.received(connection, done, world.now);
+    world.is_done(true, Vec::new());
     // It makes no sense, and is hung up.
     let outputs = std::iter::from_fn(|| world.machine.poll_output());
     assert!(

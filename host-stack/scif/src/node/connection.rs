@@ -290,8 +290,9 @@ impl Node {
         };
         if over && !endpoint.closed_sent {
             endpoint.closed_sent = true;
-            let held = Held::ALL.map(|what| (what, endpoint.has_mapped(what)));
-            for (what, _) in held.into_iter().filter(|(_, is)| *is) {
+            let held = Held::ALL.into_iter();
+            let held: Vec<_> = held.filter(|what| endpoint.has_mapped(*what)).collect();
+            for what in held {
                 self.tell(id, Body::Held(what));
             }
             self.tell(id, Body::Closed);

@@ -451,9 +451,8 @@ impl Node {
 impl Endpoint {
     /// Whether something of the peer's is mapped.
     fn has_mapped(&self, what: Held) -> bool {
-        let of_lanes = |range: &(i64, u64)| *range == Held::Lanes.range();
         let mut mapped = self.mappings.values();
-        mapped.any(|range| of_lanes(range) == (what == Held::Lanes))
+        mapped.any(|range| Held::of(*range) == what)
     }
 
     fn new(credit: usize) -> Self {

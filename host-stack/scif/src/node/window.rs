@@ -372,21 +372,15 @@ impl Node {
         let Some(endpoint) = self.endpoints.get_mut(&id) else {
             return;
         };
-        let before = Held::ALL.map(|what| endpoint.has_mapped(what));
-        endpoint.mappings.remove(&mapping);
+        let gone = endpoint.mappings.remove(&mapping).map(Held::of);
         let mapped: Vec<_> = endpoint.mappings.values().copied().collect();
         let is_free = |range: &(i64, u64)| !mapped.iter().any(|other| touches(*range, *other));
         let (free, held) = std::mem::take(&mut endpoint.held)
             .into_iter()
             .partition::<Vec<_>, _>(is_free);
         endpoint.held = held;
-        let is_over = |(what, had): (Held, bool)| {
-            let was_told = had && endpoint.closed_sent;
-            (was_told && !endpoint.has_mapped(what)).then(|| what.range())
-        };
-        let over = Held::ALL.into_iter().zip(before).filter_map(is_over);
-        let free: Vec<_> = free.into_iter().chain(over).collect();
-        for (offset, len) in free {
+        let over = gone.filter(|what| endpoint.closed_sent && !endpoint.has_mapped(*what));
+        for (offset, len) in free.into_iter().chain(over.map(Held::range)) {
             self.tell(id, Body::Released { offset, len });
         }
         self.try_finish_close(id);

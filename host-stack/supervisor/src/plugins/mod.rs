@@ -387,23 +387,29 @@ impl Plugins {
 
     /// The tree that was saved goes on. Waits until all that plugins were to finish later is part of the checkpoint, too.
     pub fn finish(&mut self) -> Result<()> {
-        loop {
-            self.perform(None);
-            match self.machine.finished() {
-                Progress::Done => return Ok(()),
-                Progress::Failed(refusal) => return Err(Stop::Refused(refusal).into()),
-                Progress::AtWork => {}
-            }
-            self.hear(self.deadline(), None);
-            self.pass_time(None);
+        match self.work_on(Machine::finished, None, None) {
+            Progress::Failed(refusal) => Err(Stop::Refused(refusal).into()),
+            // No job is listened to, and there is no end of the time.
+            Progress::AtWork => Err(Stop::Undone.into()),
+            Progress::Done => Ok(()),
         }
     }
 
     /// Until there is nothing left to do, or it has taken so long, or the job has given the round up.
     fn work(&mut self, until: Option<Instant>, job: Option<JobRound>) -> Progress {
+        self.work_on(Machine::progress, until, job)
+    }
+
+    /// The same, where something else says `how_far` it is.
+    fn work_on(
+        &mut self,
+        how_far: fn(&Machine) -> Progress,
+        until: Option<Instant>,
+        job: Option<JobRound>,
+    ) -> Progress {
         loop {
             self.perform(job);
-            match self.machine.progress() {
+            match how_far(&self.machine) {
                 Progress::AtWork if until.is_none_or(|until| Instant::now() < until) => {}
                 other => return other,
             }
@@ -411,7 +417,7 @@ impl Plugins {
             let is_undone = self.hear(deadline, job);
             self.pass_time(job);
             if is_undone {
-                return self.machine.progress();
+                return how_far(&self.machine);
             }
         }
     }

@@ -100,8 +100,8 @@ impl UserMemory for AddressSpace {
         let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
         for va in (address..end).step_by(PAGE as usize) {
             // What is made for others to use is not all that there is: who runs needs page tables.
-            let is_there = self.tables.get(va).is_some();
-            if !is_there && self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART {
+            let is_scarce = self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART;
+            if is_scarce && self.tables.get(va).is_none() {
                 return Err(Errno::ENOMEM);
             }
             let frame = self.own_frame(va, write)?;
