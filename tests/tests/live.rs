@@ -1,5 +1,5 @@
-//! The paper's workloads are moved, swapped and saved live: copied while they compute, and paused for the rest. Their
-//! results are golden, bit for bit, at whatever moments that is. SNAPRIG_MOMENTS says at how many.
+//! The paper's workloads are moved, swapped and saved: paused for all of it, or live: copied while they compute, and paused for
+//! the rest. Their results are golden, bit for bit, at whatever moments that is. SNAPRIG_MOMENTS says at how many.
 
 mod host;
 mod offload;
@@ -64,40 +64,38 @@ fn connect(rig: &Rig, running: &mut Running) -> Client {
     }
 }
 
-/// One of the things that are done live, on the way to `card`.
+/// How many things there are to be done.
+const KINDS: u64 = 7;
+
+/// One of them, on the way to `card`.
 fn commands(which: u64, snapshot: &Path, card: u16) -> Vec<Control> {
     let to = || snapshot.to_owned();
-    let saved = |copies| {
-        let pause = Control::Pause(to());
-        let copy = Control::Copy(copies, None);
-        vec![
-            copy,
-            pause,
-            Control::Capture(false),
-            Control::Wait,
-            Control::Resume,
-        ]
+    let live = |place| Control::Copy(to(), place);
+    let migrated = || Control::Migrate(to(), card);
+    let swapped = || [Control::SwapOut(to()), Control::SwapIn(card)];
+    let saved = || {
+        let (pause, capture) = (Control::Pause(to()), Control::Capture(false));
+        [pause, capture, Control::Wait, Control::Resume]
     };
-    match which % 4 {
-        0 => vec![
-            Control::Copy(to(), Some(card)),
-            Control::Migrate(to(), card),
-        ],
-        1 => vec![
-            Control::Copy(to(), None),
-            Control::SwapOut(to()),
-            Control::SwapIn(card),
-        ],
-        2 => saved(to()),
+    match which % KINDS {
+        0 => vec![live(Some(card)), migrated()],
+        1 => [live(None)].into_iter().chain(swapped()).collect(),
+        2 => [live(None)].into_iter().chain(saved()).collect(),
         // Copies for another directory are of no use.
-        _ => saved(snapshot.with_extension("other")),
+        3 => {
+            let useless = Control::Copy(snapshot.with_extension("other"), None);
+            [useless].into_iter().chain(saved()).collect()
+        }
+        4 => vec![migrated()],
+        5 => swapped().into(),
+        _ => saved().into(),
     }
 }
 
 fn live(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
     let program = Program::compile(&format!("workloads/{folder}"), "", "-fopenmp");
     let golden = fs::read_to_string(program.sources().join(golden)).expect("a golden output");
-    let moments = env::var("SNAPRIG_MOMENTS").map_or(4, |text| text.parse().expect("a number"));
+    let moments = env::var("SNAPRIG_MOMENTS").map_or(KINDS, |text| text.parse().expect("a number"));
     let seed = u64::from(std::process::id());
     let rig = rig(platform);
     let sdk = Sdk::of(Path::new(SNAPRIG)).expect("libraries");
@@ -130,7 +128,7 @@ fn live(platform: &str, folder: &str, golden: &str, arguments: &[&str]) {
                 assert!(running.ends(), "seed {seed}, {done}: {error}");
                 break;
             }
-            sent += 1 + (seed >> done) % 2;
+            sent += 1 + seed.rotate_right(done as u32) % 2;
         }
         drop(control);
         let mut said = String::new();

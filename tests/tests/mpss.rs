@@ -128,6 +128,7 @@ fn a_program_that_is_compiled_for_the_card_knows_it_and_one_for_the_host_does_no
         #include <scif.h>
         #include <intel-coi/common/COIResult_common.h>
         #include <cstdio>
+        #include <string>
         #include <omp.h>
         int main() {
             uint16_t nodes[8], self = 99;
@@ -136,17 +137,17 @@ fn a_program_that_is_compiled_for_the_card_knows_it_and_one_for_the_host_does_no
             #pragma omp parallel num_threads(3) reduction(+:threads)
             threads += 1;
         #if defined __MIC__ || defined __k1om__
-            printf("card");
+            std::string where = "card";
         #else
-            printf("host");
+            std::string where = "host";
         #endif
-            printf(" %d %d\n", self, threads);
+            printf("%s %d %d\n", where.c_str(), self, threads);
         }
         "#,
     );
     let output = scene.shell(
         "icpc -qopenmp where.cpp -lscif -o host
-         icpc -mmic -openmp -opt-report where.cpp -lscif -o native
+         icc -mmic -openmp -opt-report where.cpp -lscif -o native
          $CXX -fopenmp where.cpp -lscif -o k1om
          $snaprig run -- sh -ec './host
              $snaprig card exec -- ./native; $snaprig card exec -- ./k1om'",

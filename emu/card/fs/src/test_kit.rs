@@ -104,6 +104,8 @@ pub struct Kit {
     pub deadline: Option<Duration>,
     pub progress: usize,
     pub sigpipe: bool,
+    /// How often calls have woken anybody.
+    pub wakes: usize,
 }
 
 impl Kit {
@@ -122,6 +124,7 @@ impl Kit {
             deadline: None,
             progress: 0,
             sigpipe: false,
+            wakes: 0,
         }
     }
 
@@ -134,7 +137,7 @@ impl Kit {
         let mut args = [0; 6];
         args[..arguments.len()].copy_from_slice(arguments);
         let waker = Waker::new(Weak::<Nobody>::new());
-        let mut wake = |_| {};
+        let mut wake = |_| self.wakes += 1;
         let mut call = FsCall {
             cx: Cx {
                 tid: 1,

@@ -96,7 +96,15 @@ impl Tool {
 
     fn translated(&self, arguments: Vec<OsString>) -> Vec<OsString> {
         match self.options {
-            Options::Intel if self.is_compiler() => from_intel(arguments),
+            Options::Intel if self.is_compiler() => {
+                let mut translated = from_intel(arguments);
+                // Without a file it is a question, which would be one to link with more.
+                let has_files = translated.iter().any(|argument| is_file(argument));
+                if self.program == "gcc" && has_files {
+                    translated.extend(WITH_C_PLUS_PLUS.map(OsString::from));
+                }
+                translated
+            }
             Options::Intel => arguments,
             Options::OfCard => {
                 let formats: &[_] = if self.is_compiler() { &[] } else { &FORMATS };
@@ -117,6 +125,17 @@ fn before(directory: &Path, others: Option<OsString>) -> io::Result<OsString> {
     let others = others.iter().flat_map(env::split_paths);
     let all = std::iter::once(directory.to_owned()).chain(others);
     env::join_paths(all).map_err(io::Error::other)
+}
+
+/// icc links C++ too, gcc leaves out its library; it becomes no need of programs that are C alone.
+const WITH_C_PLUS_PLUS: [&str; 3] = [
+    "-Wl,--push-state,--as-needed",
+    "-lstdc++",
+    "-Wl,--pop-state",
+];
+
+fn is_file(argument: &OsStr) -> bool {
+    !argument.as_encoded_bytes().starts_with(b"-")
 }
 
 /// What the card's gcc defines.
@@ -465,8 +484,17 @@ mod tests {
             // What nobody knows is for gcc to refuse.
             ("a.c -nonsense", "a.c -nonsense"),
         ] {
-            assert_eq!(translated("icc", intel), gcc, "{intel}");
+            assert_eq!(translated("icpc", intel), gcc, "{intel}");
         }
+    }
+
+    #[test]
+    fn icc_links_c_plus_plus_where_there_is_something_to_link() {
+        let linked = translated("icc", "-shared a.o -o a.so");
+        assert!(linked.starts_with("-shared a.o -o a.so "), "{linked}");
+        assert!(linked.contains(" -lstdc++ "), "{linked}");
+        assert_eq!(translated("icc", "-V"), "-v");
+        assert_eq!(translated("icc", "--version"), "--version");
     }
 
     #[test]

@@ -351,9 +351,14 @@ mod tests {
         add(&mut kit, set, a, libc::EPOLLOUT | libc::EPOLLET);
         assert_eq!(ready(&mut kit, set, 8), 1);
         write(&mut kit, a, 65536);
-        kit.call(libc::SYS_read, &[b, 0x20000, 10]).unwrap();
-        assert_eq!(ready(&mut kit, set, 8), 0, "not enough room");
-        kit.call(libc::SYS_read, &[b, 0x20000, 65536]).unwrap();
+        kit.wakes = 0;
+        for _ in 0..3 {
+            kit.call(libc::SYS_read, &[b, 0x20000, 10_000]).unwrap();
+            assert_eq!(ready(&mut kit, set, 8), 0, "not enough room");
+        }
+        assert_eq!(kit.wakes, 0, "a writer would come for each read");
+        kit.call(libc::SYS_read, &[b, 0x20000, 10_000]).unwrap();
+        assert_eq!(kit.wakes, 1, "half of it is free");
         assert_eq!(ready(&mut kit, set, 8), 1);
         assert_eq!(ready(&mut kit, set, 8), 0);
     }

@@ -94,6 +94,9 @@ struct Inner {
     bytes: VecDeque<u8>,
     /// How many bytes it holds.
     capacity: usize,
+    /// Whether it is a stream of sockets: who finds no room in it is woken when half of it is free, as on Linux (sock_writeable
+    /// of its networking), not again for each read.
+    is_of_socket: bool,
     /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
     messages: Option<VecDeque<usize>>,
     /// Ends that are open.
@@ -117,14 +120,21 @@ struct Inner {
     is_starved: bool,
     /// How often something came in, or the writer went.
     arrivals: u64,
-    /// How often room was made where there was too little, or the reader went.
+    /// How often it became writable, or the reader went.
     departures: u64,
 }
 
 impl Queue {
-    /// An empty queue with both ends open.
+    /// An empty queue with both ends open: a pipe.
     pub fn new() -> Arc<Self> {
         Self::with_ends(1, None)
+    }
+
+    /// The same, of a socket.
+    pub fn of_stream() -> Arc<Self> {
+        let queue = Self::new();
+        queue.lock().is_of_socket = true;
+        queue
     }
 
     /// The same, for messages that are read one by one.
@@ -141,6 +151,7 @@ impl Queue {
         let inner = Inner {
             bytes: VecDeque::new(),
             capacity: CAPACITY,
+            is_of_socket: false,
             messages,
             readers: count,
             writers: count,
@@ -175,9 +186,6 @@ impl Queue {
         if inner.is_empty() && inner.writers == 0 && std::mem::take(&mut inner.reset) {
             return Err(Errno::ECONNRESET.into());
         }
-        if !inner.is_writable() {
-            inner.departures += 1;
-        }
         let lost = inner.collect();
         // Not beyond what comes with the next descriptors: each group belongs to one read.
         let next = inner.passed.front();
@@ -187,12 +195,13 @@ impl Queue {
         // What a reader has no room for of a message is lost.
         let count = message.unwrap_or_else(|| max.min(inner.bytes.len()).min(border));
         let bytes = first(&inner.bytes, count.min(max));
-        inner.bytes.drain(..count);
-        inner.taken += count as u64;
+        let frees_a_writer = inner.take(count);
         let is_awaited = std::mem::take(&mut inner.is_starved);
         drop(inner);
         release(lost, cx.wake);
-        (cx.wake)(self.channel);
+        if frees_a_writer {
+            (cx.wake)(self.channel);
+        }
         if is_awaited {
             self.ring();
         }
@@ -242,11 +251,7 @@ impl Queue {
             });
         }
         let count = write(bytes)?;
-        if !inner.is_writable() {
-            inner.departures += 1;
-        }
-        inner.bytes.drain(..count);
-        inner.taken += count as u64;
+        inner.take(count);
         inner.end_of_sender();
         Ok(Taken::Some)
     }
@@ -468,6 +473,7 @@ impl Queue {
     /// A socket's ends that are open in an image are open.
     pub fn open_ends(&self, (reader, writer): (bool, bool)) {
         let mut inner = self.lock();
+        inner.is_of_socket = true;
         (inner.readers, inner.writers) = (usize::from(reader), usize::from(writer));
     }
 
@@ -622,7 +628,21 @@ impl Inner {
     }
 
     fn is_writable(&self) -> bool {
-        self.capacity - self.bytes.len() >= ATOMIC_BYTES
+        match self.is_of_socket && self.messages.is_none() {
+            true => self.bytes.len() <= self.capacity / 2,
+            false => self.capacity - self.bytes.len() >= ATOMIC_BYTES,
+        }
+    }
+
+    /// Removes bytes that were read; whether somebody who waits for room is to look.
+    fn take(&mut self, count: usize) -> bool {
+        let was_writable = self.is_writable();
+        self.bytes.drain(..count);
+        self.taken += count as u64;
+        let has_become = !was_writable && self.is_writable();
+        self.departures += u64::from(has_become);
+        // One that is small may have no room for one write although half of it is free.
+        has_become || self.bytes.is_empty() || !self.is_of_socket || self.messages.is_some()
     }
 }
 

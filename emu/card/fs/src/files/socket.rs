@@ -145,7 +145,7 @@ pub fn outside(names: Names, maker: Identity) -> Arc<Stream> {
 fn streams(kind: i32, names: [Names; 2], makers: [Identity; 2]) -> (Arc<Stream>, Arc<Stream>) {
     let (there, back) = match kind {
         libc::SOCK_SEQPACKET => (Queue::of_messages(), Queue::of_messages()),
-        _ => (Queue::new(), Queue::new()),
+        _ => (Queue::of_stream(), Queue::of_stream()),
     };
     let [[own, far], [others_own, others_far]] = names;
     // A name that one of unix(7) gets later is told to both.

@@ -33,7 +33,7 @@ use self::{
     paper::TABLES,
     servers::{NFS_PORT, Ssh},
 };
-use crate::{AnyError, BenchWith, compile::Programs, options::Common};
+use crate::{AnyError, BenchWith, compile::Programs, options::Common, progress};
 
 /// Files between cards and the host.
 pub static BENCH: BenchWith<Options> = BenchWith::new(
@@ -175,8 +175,11 @@ fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let ways = ways.iter().filter(|(is_here, _)| *is_here);
     let ways: Vec<_> = ways.map(|(_, way)| way.key()).collect();
     let mut samples = Samples::new();
+    let each_mib: u32 = sizes.iter().sum();
+    let bar = progress::bar(usize::from(runs) * each_mib as usize);
     for _ in 0..runs {
         for mib in sizes {
+            bar.set_message(format!("MiB, of {mib} MiB now"));
             let mut command = Command::new(std::env::current_exe()?);
             command
                 .args(["card", "exec", "--rig"])
@@ -191,8 +194,10 @@ fn run(options: &Options) -> Result<ExitCode, AnyError> {
                 command.args(&ssh.arguments);
             }
             measure(&mut command, *mib, &mut samples)?;
+            bar.inc(u64::from(*mib));
         }
     }
+    bar.finish_and_clear();
     let report = report(runs, left_out, &samples);
     match options.common.json {
         true => println!("{}", serde_json::to_string_pretty(&report)?),
