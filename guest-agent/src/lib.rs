@@ -13,6 +13,7 @@
 //! | [`processors`] | the card's cores and hardware threads |
 //! | [`snapify_io`] | the Snapify-IO daemon |
 //! | [`spawn`] | starting programs |
+//! | [`urgency`] | who goes before programs that compute |
 
 pub mod brought;
 pub mod daemon;
@@ -24,3 +25,4 @@ pub mod processors;
 pub mod scif;
 pub mod snapify_io;
 pub mod spawn;
+pub mod urgency;

@@ -10,6 +10,8 @@ use std::{
     ptr,
 };
 
+use crate::urgency::be_usual;
+
 /// Of the child until it executes its program.
 const STACK_WORDS: usize = 1024;
 
@@ -102,6 +104,8 @@ extern "C" fn run(child: *mut c_void) -> c_int {
                 .enumerate()
                 .all(|(at, fd)| fd.is_none_or(|fd| libc::dup2(fd, at as c_int) >= 0));
         if done {
+            // What starts it may be a daemon.
+            be_usual();
             let mut none = std::mem::zeroed();
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
             libc::sigemptyset(&raw mut none);

@@ -11,9 +11,11 @@ use std::{
 use coi_device::{
     scif::Endpoint,
     snapify_io::{serve_nodes, serve_programs},
+    urgency::be_urgent,
 };
 
 fn main() -> io::Result<()> {
+    be_urgent();
     let programs = UnixListener::from(io::stdin().as_fd().try_clone_to_owned()?);
     let nodes = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     thread::spawn(|| {

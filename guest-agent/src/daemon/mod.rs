@@ -45,7 +45,7 @@ use self::{
     machine::{Conn, Failure, Input, Machine, Output, Pid, Pipe},
     native::Native,
 };
-use crate::{frames, processors::Counts, scif::Endpoint, spawn::Spawn};
+use crate::{frames, processors::Counts, scif::Endpoint, spawn::Spawn, urgency::be_urgent};
 
 const SNAPIFY_IOD: &str = "/bin/snapify_iod";
 /// Where the daemon says that it listens.
@@ -75,6 +75,7 @@ struct Inner {
 
 /// Runs for ever.
 pub fn main() -> io::Result<()> {
+    be_urgent();
     let daemon = Arc::new(Daemon::default());
     // A loader does not look again where there was nothing at its process's start.
     fs::create_dir_all(LIBRARIES)?;

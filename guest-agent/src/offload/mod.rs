@@ -54,7 +54,7 @@ use self::{
     notices::Notices,
     pipeline::Pipeline,
 };
-use crate::{frames, scif::Endpoint};
+use crate::{frames, scif::Endpoint, urgency::be_urgent};
 
 /// Everything the threads share.
 pub struct Runtime {
@@ -131,7 +131,10 @@ impl Runtime {
         announce(&Purpose::Started { port })?;
         std::thread::spawn(move || self.accept());
         std::thread::spawn(move || notices::serve(self));
-        std::thread::spawn(move || snapify::serve(self, nudged));
+        std::thread::spawn(move || {
+            be_urgent();
+            snapify::serve(self, nudged);
+        });
         // The program runs when its host is there: it may be short, and end with that.
         for kind in [Kind::Dma, Kind::Command, Kind::Notice] {
             self.wait_for_channel(kind, || false);

@@ -82,7 +82,7 @@ pub fn run(
             }
             control::stop_if_due(&mut state, tid);
             if park::must_park(&mut state, tid) {
-                state = park::park(state, tid, cpu)?;
+                state = park::park(kernel, state, tid, cpu)?;
                 // What it waited for may have happened meanwhile.
                 state.thread(tid).waiting = None;
                 continue;
@@ -96,7 +96,7 @@ pub fn run(
             }
             break;
         }
-        state = park::sleep(state, tid);
+        state = park::sleep(kernel, state, tid);
     }
 }
 

@@ -38,7 +38,7 @@ impl Call<'_> {
             libc::SYS_prlimit64 => self.prlimit(int(0), int(1), a[2], a[3]),
             libc::SYS_getrusage => self.getrusage(int(0), a[1]),
             libc::SYS_times => self.times(a[0]),
-            libc::SYS_sched_yield => Ok(0),
+            libc::SYS_sched_yield => self.sched_yield(),
             libc::SYS_sched_getaffinity => self.getaffinity(int(0), a[1], a[2]),
             libc::SYS_sched_setaffinity => self.setaffinity(int(0), a[1], a[2]),
             libc::SYS_sched_getscheduler => self.getscheduler(int(0)),

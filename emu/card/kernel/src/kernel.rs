@@ -1,6 +1,9 @@
 //! The kernel itself: the one lock, and what is outside of it.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::{
+    num::NonZero,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
+};
 
 use snaprig_card_driver::{
     device::{WakeTarget, Waker},
@@ -44,11 +47,14 @@ pub struct Kernel {
 impl Kernel {
     /// A kernel with these tables, whose host threads do `live`.
     pub(crate) fn with(config: Config, state: State, live: fn(&Arc<Self>, i32)) -> Arc<Self> {
+        let on_host = std::thread::available_parallelism().map_or(1, NonZero::get);
+        // Who gets a core takes a while to wake up, which another one fills.
+        let at_once = 2 * on_host;
         Arc::new_cyclic(|me| Self {
             memory: config.memory,
             platform: config.platform,
             topology: config.topology,
-            cores: Cores::new(config.topology.processors()),
+            cores: Cores::new(config.topology.processors(), at_once),
             node: config.node,
             state: Mutex::new(state),
             me: me.clone(),
@@ -61,6 +67,13 @@ impl Kernel {
     /// For devices.
     pub fn waker(&self) -> Waker {
         Waker::new(self.me.clone() as Weak<dyn WakeTarget>)
+    }
+
+    /// The thread is about to sleep: others may have its core.
+    pub(crate) fn leave_core(&self, state: &mut State, tid: i32) {
+        if let Some(seat) = state.thread(tid).seat {
+            self.cores.leave(seat);
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, PoisonError};
 use snaprig_card_driver::clock::monotonic;
 use snaprig_card_platform::{Cpu, PlatformError};
 
-use crate::{checkpoint::hold, jobs::control, state::State};
+use crate::{checkpoint::hold, jobs::control, kernel::Kernel, state::State};
 
 /// Whether a signal or another thread has stopped this one's process.
 pub fn must_park(state: &mut State, tid: i32) -> bool {
@@ -16,6 +16,7 @@ pub fn must_park(state: &mut State, tid: i32) -> bool {
 /// Saves the extended state and waits until the process goes on. Even if it is killed: until then its
 /// memory stays as it is.
 pub fn park<'a>(
+    kernel: &Kernel,
     mut state: MutexGuard<'a, State>,
     tid: i32,
     cpu: &mut dyn Cpu,
@@ -33,6 +34,7 @@ pub fn park<'a>(
         state.wake(channel);
     }
     control::parked(&mut state, pid);
+    kernel.leave_core(&mut state, tid);
     let wakeup = state.thread(tid).wakeup.clone();
     while must_park(&mut state, tid) {
         state = wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +44,14 @@ pub fn park<'a>(
 }
 
 /// Waits until the thread is woken, or its deadline.
-pub fn sleep<'a>(mut state: MutexGuard<'a, State>, tid: i32) -> MutexGuard<'a, State> {
+pub fn sleep<'a>(
+    kernel: &Kernel,
+    mut state: MutexGuard<'a, State>,
+    tid: i32,
+) -> MutexGuard<'a, State> {
+    if state.thread(tid).waiting.is_some() {
+        kernel.leave_core(&mut state, tid);
+    }
     let wakeup = state.thread(tid).wakeup.clone();
     while let Some(wait) = &state.thread(tid).waiting {
         match wait.deadline {

@@ -43,10 +43,15 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
     };
     let mut cpu = kernel.platform.new_cpu(space)?;
     let kick = cpu.kicker();
-    kernel.lock().thread(*tid).kick = Some(kick.clone());
-    let mut number = 0;
+    let seat = kernel.cores.seat();
+    {
+        let mut state = kernel.lock();
+        let thread = state.thread(*tid);
+        thread.kick = Some(kick.clone());
+        thread.seat = Some(seat.id);
+    }
     loop {
-        let (mut regs, rseq, wanted) = {
+        let (mut regs, rseq, wanted, urgent) = {
             let state = kernel.lock();
             let Some(mut state) = attend(kernel, state, *tid, &mut *cpu)? else {
                 return Ok(());
@@ -55,10 +60,12 @@ fn live(kernel: &Arc<Kernel>, tid: &mut i32) -> Result<(), PlatformError> {
             if let Some(xstate) = thread.xstate.take() {
                 cpu.set_xstate(&xstate)?;
             }
-            (thread.regs, thread.rseq, thread.affinity)
+            let urgent = thread.policy.is_urgent();
+            (thread.regs, thread.rseq, thread.affinity, urgent)
         };
+        let number;
         let (exit, ran) = {
-            let core = kernel.cores.take(kick.clone(), wanted, number);
+            let core = seat.take(&kick, wanted, urgent);
             number = core.number;
             if rseq.is_elsewhere(number) {
                 section::tell_core(&mut kernel.lock(), *tid, number);
@@ -109,7 +116,7 @@ pub fn attend<'a>(
             return Ok(None);
         }
         if park::must_park(&mut state, tid) {
-            state = park::park(state, tid, cpu)?;
+            state = park::park(kernel, state, tid, cpu)?;
             continue;
         }
         match deliver::next(&mut state, tid, cpu)? {

@@ -221,6 +221,14 @@ impl Call<'_> {
         Ok((20 - nice.min().unwrap_or(0)) as u64)
     }
 
+    /// sched_yield(2).
+    pub fn sched_yield(&mut self) -> SysResult {
+        if let Some(seat) = self.thread().seat {
+            self.kernel.cores.give_way(seat);
+        }
+        Ok(0)
+    }
+
     /// setpriority(2).
     pub fn setpriority(&mut self, which: i32, who: i32, nice: i32) -> SysResult {
         for tid in self.prioritised(which, who)? {

@@ -1,5 +1,5 @@
-//! Scheduling and processor time (sched(7), getrusage(2)). A core is taken by whoever comes and wants it:
-//! policies, priorities and nice values are remembered and told, and change nothing.
+//! Scheduling and processor time (sched(7), getrusage(2)). Policies, priorities and nice values are remembered and told; who
+//! gets a core before others ([`crate::cores`]) depends on nothing but whether they say that it is urgent.
 
 mod calls;
 
@@ -34,6 +34,11 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Whether it goes before others: as the card's daemons do.
+    pub fn is_urgent(self) -> bool {
+        self.nice < 0 || matches!(self.policy, libc::SCHED_FIFO | libc::SCHED_RR)
+    }
+
     /// A child's (sched(7), SCHED_RESET_ON_FORK).
     pub fn of_child(self) -> Self {
         let is_real_time = matches!(self.policy, libc::SCHED_FIFO | libc::SCHED_RR);

@@ -12,6 +12,7 @@ use snaprig_card_driver::{
 use snaprig_card_platform::{Kick, Regs};
 
 use crate::{
+    cores::SeatId,
     rseq::Rseq,
     sched::{Affinity, Policy},
     signal::{AltStack, Pending},
@@ -57,6 +58,8 @@ pub struct Thread {
     pub wakeup: Arc<Condvar>,
     /// Makes its CPU leave ring 3.
     pub kick: Option<Arc<dyn Kick>>,
+    /// To the card's cores, when it runs.
+    pub seat: Option<SeatId>,
     /// What it waits for alone: futex, stop, sleep.
     pub channel: Channel,
     /// It ends at the next chance (exit(2), or another thread's execve(2)).
@@ -98,6 +101,7 @@ impl Thread {
             holds: false,
             wakeup: Arc::new(Condvar::new()),
             kick: None,
+            seat: None,
             channel: Channel::new(),
             must_end: false,
             vfork_child: None,
