@@ -2,10 +2,11 @@
 
 use snaprig_versioned_build::Library;
 
-/// What it exports: table 1 of the Snapify paper, how a call has ended, and the files of its section 6.
+/// What it exports: table 1 of the Snapify paper, copies before a pause, how a call has ended, and the files of its section 6.
 const VERSIONS: [(&str, &[&str]); 1] = [(
     "SNAPIFY_1.0",
     &[
+        "snapify_copy",
         "snapify_pause",
         "snapify_capture",
         "snapify_wait",

@@ -53,4 +53,4 @@ macro_rules! private {
     )*};
 }
 
-private! { snapify_pause snapify_capture snapify_wait snapify_resume snapify_restore snapify_result }
+private! { snapify_copy snapify_pause snapify_capture snapify_wait snapify_resume snapify_restore snapify_result }

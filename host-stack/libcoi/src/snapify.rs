@@ -1,4 +1,4 @@
-//! `snapify.h`: the calls of the Snapify paper's table 1. `libsnapify.so.0` has their names, and nothing in it: it calls these,
+//! `snapify.h`: the calls of the Snapify paper's table 1, and copies before a pause. `libsnapify.so.0` has their names, and nothing in it: it calls these,
 //! for the processes are here.
 //!
 //! What must stay true: from snapify_capture on, the semaphore of a snapshot is posted exactly once, however the capture
@@ -13,7 +13,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
 };
 
-use snaprig_coi::Process;
+use snaprig_coi::{Engine, Process};
 use snaprig_snapify::{SnapifyError, control::Controlled, snapshot_name};
 
 use crate::{
@@ -150,6 +150,25 @@ impl Pointer {
     }
 }
 
+pub unsafe extern "C" fn snapify_copy(snapshot: *mut Snapshot, device: i32) -> u32 {
+    /// No card in particular.
+    const ANY: i32 = -1;
+    let snapshot = Pointer(snapshot);
+    let copy = |entry: &Arc<Entry>| {
+        let to = match device {
+            ANY => None,
+            _ => Some(card(device)?),
+        };
+        // SAFETY: there is an entry, so that it is no null pointer; the header has its path be null or a string.
+        let directory = entry.snapshots.directory(&unsafe { snapshot.path() }?)?;
+        let snapify = entry.snapshots.controlled.snapify();
+        snapify.copy(&directory, to.as_ref())?;
+        Ok(())
+    };
+    // SAFETY: the header has the program pass null or a snapshot.
+    unsafe { snapshot.call("snapify_copy", copy) }
+}
+
 pub unsafe extern "C" fn snapify_pause(snapshot: *mut Snapshot) -> u32 {
     let snapshot = Pointer(snapshot);
     let pause = |entry: &Arc<Entry>| {
@@ -222,8 +241,7 @@ pub unsafe extern "C" fn snapify_resume(snapshot: *mut Snapshot) -> u32 {
 pub unsafe extern "C" fn snapify_restore(snapshot: *mut Snapshot, device: i32) -> u32 {
     let snapshot = Pointer(snapshot);
     let restore = |entry: &Arc<Entry>| {
-        let index = u32::try_from(device).map_err(|_| code::OUT_OF_RANGE)?;
-        let engine = numbered(device::MIC, index)?;
+        let engine = card(device)?;
         // SAFETY: there is an entry, so that it is no null pointer; the header has its path be null or a string.
         let directory = entry.snapshots.directory(&unsafe { snapshot.path() }?)?;
         let snapify = entry.snapshots.controlled.snapify();
@@ -232,6 +250,12 @@ pub unsafe extern "C" fn snapify_restore(snapshot: *mut Snapshot, device: i32) -
     };
     // SAFETY: the header has the program pass null or a snapshot.
     unsafe { snapshot.call("snapify_restore", restore) }
+}
+
+/// A card, by its number in COIEngineGetHandle.
+fn card(device: i32) -> Done<Engine> {
+    let index = u32::try_from(device).map_err(|_| code::OUT_OF_RANGE)?;
+    numbered(device::MIC, index)
 }
 
 pub unsafe extern "C" fn snapify_result(snapshot: *const Snapshot) -> u32 {

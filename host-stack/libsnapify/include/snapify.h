@@ -4,6 +4,7 @@
  *     swap out     snapify_pause, snapify_capture(true), snapify_wait
  *     swap in      snapify_restore, snapify_resume
  *     migrate      swap out, then in on another card
+ *     live         snapify_copy before any of these: the process works while most of it is saved
  *
  * A program has as many of them under way as it likes, of different processes, on any cards; for one process there is one
  * call at a time. While a process is paused, whatever the program asks of it with COI waits until snapify_resume, and run
@@ -39,6 +40,11 @@ typedef struct {
 	/* The process. */
 	COIPROCESS m_process;
 } snapify_t;
+
+/* Copies the process while it works, for the snapify_pause that follows with the same m_snapshot_path: that, and the capture,
+   only have what was written since. device: the card that is to have it next, which reads the copies as well; -1: the same
+   one, or any. Returns when all is copied. The process goes on until snapify_pause; snapify_resume forgets the copies. */
+void snapify_copy(snapify_t *snapshot, int device);
 
 /* Stops all that goes on between the program and the process, on both sides, waits until nothing is on its way, and saves
    the process's COI buffers. A run function may be in the middle of its work. If it fails, nothing has changed. */

@@ -56,6 +56,11 @@ macro_rules! call {
     };
 }
 
+pub unsafe extern "C" fn snapify_copy(snapshot: Snapshot, device: c_int) {
+    // SAFETY: this is its type, and the header asks for the same.
+    unsafe { call!(c"snapify_copy", fn(Snapshot, c_int), snapshot, device) };
+}
+
 pub unsafe extern "C" fn snapify_pause(snapshot: Snapshot) {
     // SAFETY: this is its type, and the header asks for the same.
     unsafe { call!(c"snapify_pause", fn(Snapshot), snapshot) };
