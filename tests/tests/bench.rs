@@ -81,7 +81,16 @@ fn what_is_measured_of_snapify_is_a_page_too() {
     let directory = tempfile::tempdir().expect("a directory");
     let report = directory.path().join("report.html");
     let output = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"))
-        .args(["bench", "snapify", "--only", "migration", "--runs", "1"])
+        .args([
+            "bench",
+            "snapify",
+            "--only",
+            "migration",
+            "--runs",
+            "1",
+            "--scale",
+            "0.01",
+        ])
         .arg("--report")
         .arg(&report)
         .arg("--dir")

@@ -151,7 +151,7 @@ fn measure(options: &Options) -> Result<Report, AnyError> {
     if parts.iter().any(|part| *part != Part::Overhead) {
         let rounds = options.runs.unwrap_or(ROUNDS);
         let (platform, base) = (options.platform, &options.dir);
-        operations = operations::measure(&programs, parts, rounds, platform, base)?;
+        operations = operations::measure(&programs, parts, rounds, platform, base, options.scale)?;
     }
     Ok(Report {
         machine,

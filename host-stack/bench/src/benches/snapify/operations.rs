@@ -148,6 +148,7 @@ pub fn measure(
     rounds: u16,
     platform: Option<Kind>,
     base: &Path,
+    scale: f64,
 ) -> Result<Vec<Row>, AnyError> {
     // Who kills the benchmark sees whose directory is left.
     let directory = tempfile::Builder::new()
@@ -156,6 +157,7 @@ pub fn measure(
     let scene = Scene {
         programs,
         platform,
+        scale,
         rig: boot(platform, THERE)?,
         directory: directory.path().canonicalize()?,
     };
@@ -192,6 +194,7 @@ fn boot(platform: Option<Kind>, cards: u16) -> Result<Rig, AnyError> {
 struct Scene<'a> {
     programs: &'a Programs,
     platform: Option<Kind>,
+    scale: f64,
     rig: Rig,
     directory: PathBuf,
 }
@@ -224,7 +227,7 @@ impl Scene<'_> {
 
     /// A program that works, and sends no more run functions until it was resumed.
     fn held(&self, workload: &Workload) -> Result<Program, AnyError> {
-        let mut command = workload.large(self.programs, self.rig.dir())?;
+        let mut command = workload.large(self.programs, self.rig.dir(), self.scale)?;
         let mut program = Program::start(&mut command)?;
         program.until(|pid| {
             let mut client = Client::connect(self.rig.dir(), pid).ok()?;

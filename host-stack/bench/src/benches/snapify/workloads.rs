@@ -1,20 +1,24 @@
 //! The workloads: programs of the paper's table 5, from `fixtures/workloads`, compiled where they run.
 
 use std::{
+    ops::RangeInclusive,
     path::Path,
     process::{Command, Stdio},
 };
 
 use crate::{AnyError, compile::Programs};
 
-/// A workload: its folder, its name, what it is told, how much of that goes with the scale, and what it is told to be large.
+/// A workload: its folder, its name, what it is told, how much of that goes with the scale, and what it is told
+/// to be large.
 pub struct Workload {
     folder: &'static str,
     /// As the paper has it.
     pub name: &'static str,
     arguments: &'static [&'static str],
     scaled: (&'static str, u32),
-    /// So much memory that a snapshot has something to do, and work that does not end before it.
+    /// So much memory that a snapshot has something to do: at the least, where the scale is small, and usually.
+    size: (&'static str, RangeInclusive<u32>),
+    /// Work that does not end before it.
     large: &'static [&'static str],
 }
 
@@ -34,10 +38,13 @@ impl Workload {
         Ok(command)
     }
 
-    /// A run of which snapshots are taken.
-    pub fn large(&self, programs: &Programs, rig: &Path) -> Result<Command, AnyError> {
+    /// A run of which snapshots are taken, with this share of what is usual in memory.
+    pub fn large(&self, programs: &Programs, rig: &Path, scale: f64) -> Result<Command, AnyError> {
+        let (name, sizes) = &self.size;
+        let size = (f64::from(*sizes.end()) * scale).ceil();
+        let size = size.max((*sizes.start()).into());
         let mut command = self.command(programs, rig)?;
-        command.args(self.large);
+        command.args([name, &*size.to_string()]).args(self.large);
         Ok(command)
     }
 
@@ -58,53 +65,58 @@ pub const WORKLOADS: [Workload; 8] = [
         name: "MD",
         arguments: &["--particles", "2000"],
         scaled: ("--steps", 50),
-        large: &["--particles", "8000", "--steps", "10000"],
+        size: ("--particles", 8000..=8000),
+        large: &["--steps", "10000"],
     },
     Workload {
         folder: "mc",
         name: "MC",
         arguments: &["--paths", "20000"],
         scaled: ("--steps", 10000),
-        large: &["--paths", "32M", "--steps", "2000"],
+        size: ("--paths", 8 << 20..=32 << 20),
+        large: &["--steps", "2000"],
     },
     Workload {
         folder: "sg",
         name: "SG",
         arguments: &["--size", "512"],
         scaled: ("--iterations", 15),
-        large: &["--size", "4K", "--iterations", "10000"],
+        size: ("--size", 1 << 10..=4 << 10),
+        large: &["--iterations", "10000"],
     },
     Workload {
         folder: "ss",
         name: "SS",
         arguments: &["--documents", "8192"],
         scaled: ("--queries", 4800),
-        large: &["--documents", "512K", "--queries", "512K"],
+        size: ("--documents", 64 << 10..=512 << 10),
+        large: &["--queries", "512K"],
     },
     Workload {
         folder: "km",
         name: "KM",
         arguments: &["--points", "100000"],
         scaled: ("--iterations", 80),
-        large: &["--points", "300000", "--iterations", "10000"],
+        size: ("--points", 300_000..=300_000),
+        large: &["--iterations", "10000"],
     },
     multi_zone(
         "LU-MZ",
         &["--solver", "0", "--grid", "36"],
         2,
-        &["--solver", "0", "--grid", "48", "--iterations", "10000"],
+        &["--solver", "0", "--iterations", "10000"],
     ),
     multi_zone(
         "SP-MZ",
         &["--solver", "1", "--grid", "36"],
         20,
-        &["--solver", "1", "--grid", "48", "--iterations", "10000"],
+        &["--solver", "1", "--iterations", "10000"],
     ),
     multi_zone(
         "BT-MZ",
         &["--solver", "2", "--grid", "36"],
         10,
-        &["--solver", "2", "--grid", "48", "--iterations", "10000"],
+        &["--solver", "2", "--iterations", "10000"],
     ),
 ];
 
@@ -120,6 +132,7 @@ const fn multi_zone(
         name,
         arguments,
         scaled: ("--iterations", iterations),
+        size: ("--grid", 48..=48),
         large,
     }
 }
