@@ -3,6 +3,7 @@
 use std::{
     cmp::Ordering,
     collections::BTreeMap,
+    ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -171,6 +172,13 @@ impl Inode {
             return Err(Errno::ENOSPC);
         }
         self.frame(index)
+    }
+
+    /// The frames that there are of these pages, in order: page, frame.
+    pub fn frames(&self, pages: Range<u64>) -> Vec<(u64, u64)> {
+        let inner = self.lock();
+        let there = inner.frames.range(pages);
+        there.map(|(page, frame)| (*page, *frame)).collect()
     }
 
     /// Reads at most `max` bytes at `offset`.

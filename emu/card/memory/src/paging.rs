@@ -84,11 +84,33 @@ impl PageTables {
 
     /// Maps the page at `va` to `frame`.
     pub fn map(&self, va: u64, frame: u64, access: Access) -> Result<(), OutOfMemory> {
-        assert!(va < USER_END && va.is_multiple_of(PAGE) && frame.is_multiple_of(PAGE));
-        self.split(va);
-        let table = self.table(va, 0)?;
-        self.memory.store(slot(table, va, 0), frame | bits(access));
-        Ok(())
+        match self.map_run(va, frame, 1, access) {
+            0 => Err(OutOfMemory),
+            _ => Ok(()),
+        }
+    }
+
+    /// Maps so many pages from `va` on to the frames from `frame` on. Returns how many there was memory for.
+    pub fn map_run(&self, va: u64, frame: u64, pages: u64, access: Access) -> u64 {
+        let bytes = pages.saturating_mul(PAGE);
+        assert!(va.saturating_add(bytes) <= USER_END && (va | frame).is_multiple_of(PAGE));
+        let mut done = 0;
+        while done < bytes {
+            let first = va + done;
+            self.split(first);
+            let Ok(table) = self.table(first, 0) else {
+                break;
+            };
+            let border = (first | (HUGE_PAGE - 1)) + 1;
+            let end = border.min(va + bytes);
+            for page in (first..end).step_by(PAGE as usize) {
+                let frame = frame + (page - va);
+                self.memory
+                    .store(slot(table, page, 0), frame | bits(access));
+            }
+            done = end - va;
+        }
+        done / PAGE
     }
 
     /// Maps the huge page at `va` to the frames from `frame` on.

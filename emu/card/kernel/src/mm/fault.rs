@@ -26,6 +26,22 @@ pub enum Fault {
     Full,
 }
 
+/// Neighbours in neighbouring frames: address, frame, pages.
+fn runs(pages: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64, u64)> {
+    let mut runs: Vec<(u64, u64, u64)> = Vec::new();
+    for (va, frame) in pages {
+        match runs.last_mut() {
+            Some((first, from, pages))
+                if *first + *pages * PAGE == va && *from + *pages * PAGE == frame =>
+            {
+                *pages += 1;
+            }
+            _ => runs.push((va, frame, 1)),
+        }
+    }
+    runs
+}
+
 impl AddressSpace {
     /// Brings in the page at `va`, and its neighbours where that is cheap.
     pub fn fault(&self, va: u64, write: bool, execute: bool) -> Result<(), Fault> {
@@ -86,6 +102,34 @@ impl AddressSpace {
             self.memory.put_run(frame, HUGE_PAGE / PAGE);
         }
         entered
+    }
+
+    /// Brings in what there is already of files that are mapped shared in `start..end`: page by page it takes ten times as long.
+    pub(super) fn enter_shared(&self, start: u64, end: u64, write: bool) {
+        for (from, area) in self.overlapping(start, end) {
+            let (true, Backing::File { inode, offset, .. }) = (area.shared, &area.backing) else {
+                continue;
+            };
+            let access = area.access();
+            if !access.allows(write, false) {
+                continue;
+            }
+            let page = |va| (offset + (va - from)) / PAGE;
+            let (first, last) = (from.max(start), area.end.min(end));
+            let last = page(last).min(inode.size().div_ceil(PAGE));
+            let frames = inode.frames(page(first)..last.max(page(first)));
+            let frames = frames.into_iter();
+            let absent = frames.map(|(page, frame)| (from + (page * PAGE - offset), frame));
+            let absent = absent.filter(|(va, _)| self.tables.get(*va).is_none());
+            for (va, frame, pages) in runs(absent) {
+                self.memory.get_run(frame, pages);
+                let entered = self.tables.map_run(va, frame, pages, access);
+                if entered < pages {
+                    let left = frame + entered * PAGE;
+                    return self.memory.put_run(left, pages - entered);
+                }
+            }
+        }
     }
 
     pub(super) fn page_in(&self, start: u64, area: &Area, page: u64) -> Result<(), Fault> {

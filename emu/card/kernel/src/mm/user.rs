@@ -1,6 +1,6 @@
 //! How system calls reach a process's memory.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use snaprig_card_driver::{
     device::{Pinned, UserMemory},
@@ -51,7 +51,7 @@ impl AddressSpace {
         address: u64,
         len: usize,
         write: bool,
-        mut visit: impl FnMut(u64, std::ops::Range<usize>),
+        mut visit: impl FnMut(u64, Range<usize>),
     ) -> Result<(), Errno> {
         let mut done = 0;
         while done < len {
@@ -61,6 +61,21 @@ impl AddressSpace {
             let part = in_page.min(len - done);
             visit(frame + va % PAGE, done..done + part);
             done += part;
+        }
+        Ok(())
+    }
+}
+
+impl AddressSpace {
+    /// Pages that are not there, or not the space's own.
+    fn pin_pages(&self, pin: &mut Pin, range: Range<u64>, write: bool) -> Result<(), Errno> {
+        for va in range.step_by(PAGE as usize) {
+            // What is made for others to use is not all that there is: who runs needs page tables.
+            let is_scarce = self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART;
+            if is_scarce && self.tables.get(va).is_none() {
+                return Err(Errno::ENOMEM);
+            }
+            pin.add(self.own_frame(va, write)?, PAGE)?;
         }
         Ok(())
     }
@@ -94,29 +109,28 @@ impl UserMemory for AddressSpace {
         }
         let mut pin = Pin {
             memory: self.memory.clone(),
-            frames: Vec::new(),
+            extents: Vec::new(),
         };
-        let mut extents: Vec<(u64, u64)> = Vec::new();
-        let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
-        for va in (address..end).step_by(PAGE as usize) {
-            // What is made for others to use is not all that there is: who runs needs page tables.
-            let is_scarce = self.memory.free_bytes() < self.memory.bytes() / RESERVED_PART;
-            if is_scarce && self.tables.get(va).is_none() {
-                return Err(Errno::ENOMEM);
-            }
-            let frame = self.own_frame(va, write)?;
-            if !self.memory.contains(frame, PAGE) {
-                return Err(Errno::EFAULT);
-            }
-            self.memory.get(frame);
-            pin.frames.push(frame);
-            match extents.last_mut() {
-                Some((start, bytes)) if *start + *bytes == frame => *bytes += PAGE,
-                _ => extents.push((frame, PAGE)),
-            }
+        let end = address.checked_add(len.next_multiple_of(PAGE));
+        let end = end.ok_or(Errno::EFAULT)?;
+        self.enter_shared(address, end, write);
+        let mut there = Vec::new();
+        self.tables
+            .extents(address, end, |va, frame, pages, access| {
+                // What is not the space's own may be another frame, once it is.
+                if access.allows(write, false) && !access.copied {
+                    there.push((va, frame, pages * PAGE));
+                }
+            });
+        let mut at = address;
+        for (va, frame, bytes) in there {
+            self.pin_pages(&mut pin, at..va, write)?;
+            pin.add(frame, bytes)?;
+            at = va + bytes;
         }
+        self.pin_pages(&mut pin, at..end, write)?;
         Ok(Pinned {
-            extents,
+            extents: pin.extents.clone(),
             guard: Arc::new(pin),
         })
     }
@@ -151,15 +165,33 @@ impl UserMemory for AddressSpace {
 /// Uses of frames that outlive the mappings they were found through.
 struct Pin {
     memory: Arc<CardMemory>,
-    frames: Vec<u64>,
+    /// Frames that are neighbours, in the order of their addresses: from where on, bytes.
+    extents: Vec<(u64, u64)>,
+}
+
+impl Pin {
+    /// The frames from `frame` on have one more use.
+    fn add(&mut self, frame: u64, bytes: u64) -> Result<(), Errno> {
+        if !self.memory.contains(frame, bytes) {
+            return Err(Errno::EFAULT);
+        }
+        self.memory.get_run(frame, bytes / PAGE);
+        match self.extents.last_mut() {
+            Some((start, len)) if *start + *len == frame => *len += bytes,
+            _ => self.extents.push((frame, bytes)),
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        for frame in &self.frames {
-            // Nobody saw who wrote to it.
-            self.memory.dirty().mark(*frame);
-            self.memory.put(*frame);
+        for (start, bytes) in &self.extents {
+            // Nobody saw who wrote to them.
+            for frame in (*start..start + bytes).step_by(PAGE as usize) {
+                self.memory.dirty().mark(frame);
+            }
+            self.memory.put_run(*start, bytes / PAGE);
         }
     }
 }
