@@ -1,7 +1,7 @@
 //! Pipelined process migration with RDMA (PPMR, Ouyang et al., "High Performance Pipelined Process Migration with RDMA",
 //! section IV): how images of processes go from a source node to a target node, through small pools of buffers at both,
 //! while they are still being written, and are already being read. The buffer managers of both sides, as machines without
-//! I/O.
+//! I/O, and what runs them.
 //!
 //! ```text
 //! writers (one a process)      source                       target                      readers (one a process)
@@ -57,6 +57,7 @@
 //! | [`pool`] | chunks, and how many of them a stream may have |
 //! | [`digest`] | the checksum of a stream |
 //! | [`failure`] | why a stream failed |
+//! | [`driver`] | what runs source and target: over TCP so far |
 //! | `clock` | when silence and standstill are failures |
 //! | [`faults`] | where it can go wrong |
 //!
@@ -86,6 +87,7 @@
 
 mod clock;
 pub mod digest;
+pub mod driver;
 mod events;
 pub mod failure;
 pub mod faults;

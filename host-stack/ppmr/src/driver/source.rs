@@ -1,0 +1,356 @@
+//! A source at work: writers fill chunks, which go to the target.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::{TcpStream, ToSocketAddrs},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Since, failed, lock,
+    memory::Memory,
+    tcp::{Connection, Head, Hello, Job, Kind, Node, What},
+};
+use crate::{
+    Buffers, Digest, Failure, Mode, Source, Times,
+    message::{ToSource, ToTarget},
+    source::{Config, Input, Output},
+};
+
+/// What a source is to move, and how.
+#[derive(Clone, Debug)]
+pub struct Moves {
+    /// Its pool.
+    pub buffers: Buffers,
+    /// Which way chunks go.
+    pub mode: Mode,
+    /// How long anything may take.
+    pub times: Times,
+    /// The processes.
+    pub ranks: Vec<u32>,
+}
+
+/// A source, connected to its target.
+#[derive(Clone, Debug)]
+pub struct SourceNode(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    memory: Arc<Memory>,
+    since: Since,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    machine: Source,
+    /// None: it is to end, or has.
+    connection: Option<Connection>,
+    /// What writers that wait are given.
+    given: BTreeMap<u32, Result<Room, Failure>>,
+    /// Chunks that are being put, with how many bytes.
+    puts: BTreeMap<u32, u32>,
+    over: BTreeMap<u32, Result<(), Failure>>,
+    is_over: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    slot: u32,
+    at: u32,
+    bytes: u32,
+}
+
+impl SourceNode {
+    /// Connects to a target, and begins.
+    pub fn connect(target: impl ToSocketAddrs + Clone, moves: Moves) -> io::Result<Self> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        let chunks = moves
+            .buffers
+            .chunks_for(moves.ranks.len())
+            .map_err(invalid)?;
+        let memory = Arc::new(Memory::new(&moves.buffers, chunks));
+        let config = Config {
+            buffers: moves.buffers,
+            pool: memory.remote(),
+            mode: moves.mode,
+            times: moves.times,
+            ranks: moves.ranks,
+        };
+        let since = Since(Instant::now());
+        let machine = Source::new(config, since.now()).map_err(invalid)?;
+        let token = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
+        let token = u128::from(token) << 64 | u128::from(std::process::id());
+        let connect = |kind| {
+            let mut socket = TcpStream::connect(target.clone())?;
+            Hello { token, kind }.send(&mut socket)?;
+            Ok::<_, io::Error>(socket)
+        };
+        let (control, of_chunks) = (connect(Kind::Control)?, connect(Kind::Chunks)?);
+        let shared = Arc::new(Shared {
+            memory: memory.clone(),
+            since,
+            state: Mutex::new(State {
+                machine,
+                connection: None,
+                given: BTreeMap::new(),
+                puts: BTreeMap::new(),
+                over: BTreeMap::new(),
+                is_over: false,
+            }),
+            changed: Condvar::new(),
+        });
+        {
+            // What its threads hear is told when it is there.
+            let mut state = lock(&shared.state);
+            let threads = Threads(shared.clone());
+            state.connection = Some(Connection::run(control, of_chunks, &memory, threads)?);
+        }
+        shared.tell(Input::Tick);
+        let ticking = shared.clone();
+        thread::spawn(move || ticking.tick());
+        Ok(Self(shared))
+    }
+
+    /// Where a process's image is to be written, front to back.
+    pub fn writer(&self, rank: u32) -> Writer {
+        Writer {
+            shared: self.0.clone(),
+            rank,
+            room: None,
+            filled: 0,
+            digest: Digest::default(),
+            is_ended: false,
+        }
+    }
+
+    /// Waits until a process's stream is at the target and was read there, or has failed.
+    pub fn wait(&self, rank: u32) -> Result<(), Failure> {
+        let mut state = lock(&self.0.state);
+        loop {
+            match state.over.get(&rank) {
+                Some(result) => return *result,
+                None if state.is_over => return Err(Failure::Lost),
+                None => state = self.0.wait(state),
+            }
+        }
+    }
+
+    /// Nobody wants it any more.
+    pub fn cancel(&self) {
+        self.0.tell(Input::Cancel);
+    }
+}
+
+impl Shared {
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let state = self.changed.wait(state);
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, input: Input) {
+        let mut state = lock(&self.state);
+        let outputs = state.machine.handle(input, self.since.now());
+        // It is let go when the lock is: its end tells the machine something.
+        let mut gone = None;
+        for output in outputs {
+            match output {
+                Output::Send(message) => state.say(&message),
+                Output::Room {
+                    rank,
+                    slot,
+                    at,
+                    bytes,
+                } => {
+                    state.given.insert(rank, Ok(Room { slot, at, bytes }));
+                }
+                Output::NoRoom { rank, failure } => {
+                    state.given.insert(rank, Err(failure));
+                }
+                // Nobody lends anything here.
+                Output::GiveBack { .. } => {}
+                Output::Put {
+                    slot, bytes, to, ..
+                } => {
+                    state.puts.insert(slot, bytes);
+                    let head = Head {
+                        what: What::Write,
+                        slot,
+                        address: to.address,
+                        bytes,
+                    };
+                    if let Some(connection) = &state.connection {
+                        let from = Some(slot);
+                        connection.send(Job { head, from });
+                    }
+                }
+                Output::StreamOver { rank, result } => {
+                    state.over.insert(rank, result);
+                }
+                Output::Disconnect => gone = state.connection.take(),
+                Output::Over => {
+                    gone = state.connection.take();
+                    state.is_over = true;
+                }
+            }
+        }
+        drop(state);
+        drop(gone);
+        self.changed.notify_all();
+    }
+
+    /// Time passes until all is over.
+    fn tick(&self) {
+        let mut state = lock(&self.state);
+        while !state.is_over {
+            let now = self.since.now();
+            let due = state.machine.deadline();
+            let left = due.map_or(u64::MAX, |due| due.saturating_sub(now));
+            if left == 0 {
+                drop(state);
+                self.tell(Input::Tick);
+                state = lock(&self.state);
+                continue;
+            }
+            let waited = self
+                .changed
+                .wait_timeout(state, Duration::from_nanos(left.min(1 << 40)));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    fn say(&self, message: &ToTarget) {
+        if let Some(connection) = &self.connection {
+            connection.say(message);
+        }
+    }
+}
+
+/// What the connection's threads tell.
+struct Threads(Arc<Shared>);
+
+impl Node for Threads {
+    type Message = ToSource;
+
+    fn heard(&self, message: Option<ToSource>) {
+        self.0.tell(message.map_or(Input::Garbled, Input::Message));
+    }
+
+    fn may(&self, head: &Head) -> Option<u32> {
+        match head.what {
+            // All that is ever in the pool is on its way to this target.
+            What::Read => self.0.memory.slot_at(head.address, head.bytes),
+            What::There => {
+                let state = lock(&self.0.state);
+                state.puts.contains_key(&head.slot).then_some(head.slot)
+            }
+            What::Here | What::Write => None,
+        }
+    }
+
+    fn moved(&self, head: &Head) {
+        let slot = head.slot;
+        lock(&self.0.state).puts.remove(&slot);
+        let is_done = true;
+        self.0.tell(Input::Put { slot, is_done });
+    }
+
+    fn lost(&self) {
+        let gone = lock(&self.0.state).connection.take();
+        drop(gone);
+    }
+
+    fn closed(&self) {
+        self.0.tell(Input::Closed);
+    }
+}
+
+/// Where a process's image is written. Without [`Writer::end`] its stream fails.
+#[derive(Debug)]
+pub struct Writer {
+    shared: Arc<Shared>,
+    rank: u32,
+    room: Option<Room>,
+    /// Bytes of the room that are written.
+    filled: u32,
+    digest: Digest,
+    is_ended: bool,
+}
+
+impl Writer {
+    /// All of it is written.
+    pub fn end(mut self) {
+        self.give();
+        self.is_ended = true;
+        let (rank, checksum) = (self.rank, self.digest.checksum());
+        self.shared.tell(Input::End { rank, checksum });
+    }
+
+    /// What is in the room goes on its way.
+    fn give(&mut self) {
+        if self.room.take().is_some() {
+            let (rank, bytes) = (self.rank, std::mem::take(&mut self.filled));
+            self.shared.tell(Input::Wrote { rank, bytes });
+        }
+    }
+
+    fn room(&mut self) -> io::Result<Room> {
+        if let Some(room) = self.room {
+            return Ok(room);
+        }
+        let rank = self.rank;
+        self.shared.tell(Input::Want { rank });
+        let mut state = lock(&self.shared.state);
+        let room = loop {
+            match state.given.remove(&rank) {
+                Some(room) => break room.map_err(failed)?,
+                None if state.is_over => return Err(failed(Failure::Lost)),
+                None => state = self.shared.wait(state),
+            }
+        };
+        self.room = Some(room);
+        Ok(room)
+    }
+}
+
+impl Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let room = self.room()?;
+        let count = bytes.len().min((room.bytes - self.filled) as usize);
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let at = (room.at + self.filled) as usize;
+        let mut chunk = self.shared.memory.chunk(room.slot).ok_or_else(broken)?;
+        let to = chunk.get_mut(at..at + count);
+        to.ok_or_else(broken)?.copy_from_slice(&bytes[..count]);
+        drop(chunk);
+        self.digest.update(&bytes[..count]);
+        self.filled += count as u32;
+        if self.filled == room.bytes {
+            self.give();
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.give();
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            let rank = self.rank;
+            self.shared.tell(Input::WriterGone { rank });
+        }
+    }
+}

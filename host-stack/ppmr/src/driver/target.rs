@@ -1,0 +1,494 @@
+//! A target at work: sources connect to it, and what they send is there to be read, process by process.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io::{self, Read},
+    net::{SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Since, failed, lock,
+    memory::Memory,
+    tcp::{Connection, Head, Hello, Job, Kind, Node, What},
+};
+use crate::{
+    Buffers, Digest, Failure, Target, Times,
+    message::{ToSource, ToTarget},
+    target::{Config, Input, Output, StreamId},
+};
+
+/// How much a target takes at one time.
+#[derive(Clone, Copy, Debug)]
+pub struct Takes {
+    /// Its pool.
+    pub buffers: Buffers,
+    /// Processes that may be on their way at one time, of all sources.
+    pub streams_max: u32,
+    /// How long anything may take.
+    pub times: Times,
+}
+
+/// One of the two TCP connections of a source, until the other one comes.
+#[derive(Debug)]
+struct Half {
+    kind: Kind,
+    socket: TcpStream,
+    since: Instant,
+}
+
+/// How long a connection may take to say what it is, and to be whole.
+const HELLO_MAX: Duration = Duration::from_secs(5);
+
+/// A target, which listens until it is dropped.
+#[derive(Debug)]
+pub struct TargetNode {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    begun: Mutex<Receiver<StreamId>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    memory: Arc<Memory>,
+    since: Since,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    machine: Target,
+    connections: BTreeMap<u64, Connection>,
+    next: u64,
+    /// Where chunks of connections may come: pulled by these, with so many bytes, or placed.
+    pulls: BTreeMap<u32, (u64, u32)>,
+    placed: BTreeSet<(u64, u32)>,
+    given: BTreeMap<StreamId, Given>,
+    over: BTreeMap<StreamId, Result<(), Failure>>,
+    begin: Sender<StreamId>,
+    ends: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Given {
+    Part { slot: u32, at: u32, bytes: u32 },
+    Drained,
+    Failed(Failure),
+}
+
+impl TargetNode {
+    /// Listens at this address.
+    pub fn listen(address: SocketAddr, takes: Takes) -> io::Result<Self> {
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        let chunks = takes.buffers.chunks_for(takes.streams_max as usize);
+        let memory = Arc::new(Memory::new(&takes.buffers, chunks.map_err(invalid)?));
+        let config = Config {
+            buffers: takes.buffers,
+            pool: memory.remote(),
+            streams_max: takes.streams_max,
+            times: takes.times,
+        };
+        let since = Since(Instant::now());
+        let machine = Target::new(config, since.now()).map_err(invalid)?;
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        let (begin, begins) = channel();
+        let shared = Arc::new(Shared {
+            memory,
+            since,
+            state: Mutex::new(State {
+                machine,
+                connections: BTreeMap::new(),
+                next: 0,
+                pulls: BTreeMap::new(),
+                placed: BTreeSet::new(),
+                given: BTreeMap::new(),
+                over: BTreeMap::new(),
+                begin,
+                ends: false,
+            }),
+            changed: Condvar::new(),
+        });
+        let accepting = shared.clone();
+        thread::spawn(move || accepting.accept(&listener));
+        let ticking = shared.clone();
+        thread::spawn(move || ticking.tick());
+        Ok(Self {
+            shared,
+            address,
+            begun: Mutex::new(begins),
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for a process that is to come: its image, to be read front to back.
+    pub fn next_reader(&self) -> Option<Reader> {
+        let stream = lock(&self.begun).recv().ok()?;
+        Some(Reader::new(self.shared.clone(), stream))
+    }
+}
+
+impl Drop for TargetNode {
+    fn drop(&mut self) {
+        let gone = {
+            let mut state = lock(&self.shared.state);
+            state.ends = true;
+            std::mem::take(&mut state.connections)
+        };
+        drop(gone);
+        self.shared.changed.notify_all();
+        // Who waits for connections looks.
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+impl Shared {
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let state = self.changed.wait(state);
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pairs what belongs together.
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let halves: Arc<Mutex<HashMap<u128, Half>>> = Arc::default();
+        for socket in listener.incoming() {
+            if lock(&self.state).ends {
+                return;
+            }
+            let Ok(mut socket) = socket else { continue };
+            let (me, halves) = (self.clone(), halves.clone());
+            thread::spawn(move || {
+                let hello = socket
+                    .set_read_timeout(Some(HELLO_MAX))
+                    .and_then(|()| Hello::receive(&mut socket));
+                let Ok(Hello { token, kind }) = hello else {
+                    return;
+                };
+                let here = Half {
+                    kind,
+                    socket,
+                    since: Instant::now(),
+                };
+                let mut halves = lock(&halves);
+                halves.retain(|_, half| half.since.elapsed() < HELLO_MAX);
+                let Some(other) = halves.remove(&token) else {
+                    halves.insert(token, here);
+                    return;
+                };
+                drop(halves);
+                match (other.kind, here.kind) {
+                    (Kind::Control, Kind::Chunks) => me.connect(other.socket, here.socket),
+                    (Kind::Chunks, Kind::Control) => me.connect(here.socket, other.socket),
+                    // Two of a kind are of two sources, or of none.
+                    _ => {}
+                }
+            });
+        }
+    }
+
+    fn connect(self: &Arc<Self>, control: TcpStream, chunks: TcpStream) {
+        // What its threads hear is told when it is there.
+        let mut state = lock(&self.state);
+        state.next += 1;
+        let connection = state.next;
+        let threads = Threads {
+            shared: self.clone(),
+            connection,
+        };
+        let waits = control
+            .set_read_timeout(None)
+            .and(chunks.set_read_timeout(None));
+        let running = waits.and_then(|()| Connection::run(control, chunks, &self.memory, threads));
+        if let Ok(running) = running {
+            state.connections.insert(connection, running);
+            self.act(state, Input::Connected { connection });
+        }
+    }
+
+    fn tell(&self, input: Input) {
+        self.act(lock(&self.state), input);
+    }
+
+    fn act(&self, mut state: MutexGuard<'_, State>, input: Input) {
+        let outputs = state.machine.handle(input, self.since.now());
+        let mut gone = Vec::new();
+        for output in outputs {
+            match output {
+                Output::Send {
+                    connection,
+                    message,
+                } => state.say(connection, &message, &self.memory),
+                Output::Begin { stream } => {
+                    let _ = state.begin.send(stream);
+                }
+                Output::Pull {
+                    connection,
+                    slot,
+                    bytes,
+                    from,
+                } => state.pull(connection, slot, bytes, from.address),
+                Output::Part {
+                    stream,
+                    slot,
+                    at,
+                    bytes,
+                } => {
+                    state.given.insert(stream, Given::Part { slot, at, bytes });
+                }
+                Output::Drained { stream } => {
+                    state.given.insert(stream, Given::Drained);
+                }
+                Output::NoPart { stream, failure } => {
+                    state.given.insert(stream, Given::Failed(failure));
+                }
+                Output::StreamOver { stream, result } => {
+                    state.over.insert(stream, result);
+                }
+                Output::Disconnect { connection, .. } | Output::Over { connection } => {
+                    gone.extend(state.connections.remove(&connection));
+                }
+            }
+        }
+        drop(state);
+        drop(gone);
+        self.changed.notify_all();
+    }
+
+    fn tick(&self) {
+        let mut state = lock(&self.state);
+        while !state.ends {
+            let now = self.since.now();
+            let due = state.machine.deadline();
+            let left = due.map_or(u64::MAX, |due| due.saturating_sub(now));
+            if left == 0 {
+                drop(state);
+                self.tell(Input::Tick);
+                state = lock(&self.state);
+                continue;
+            }
+            let waited = self
+                .changed
+                .wait_timeout(state, Duration::from_nanos(left.min(1 << 40)));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    fn say(&mut self, connection: u64, message: &ToSource, memory: &Memory) {
+        if let ToSource::Place { remote, .. } = message
+            && let Some(slot) = memory.slot_at(remote.address, 0)
+        {
+            self.placed.insert((connection, slot));
+        }
+        if let Some(own) = self.connections.get(&connection) {
+            own.say(message);
+        }
+    }
+
+    fn pull(&mut self, connection: u64, slot: u32, bytes: u32, address: u64) {
+        self.pulls.insert(slot, (connection, bytes));
+        let head = Head {
+            what: What::Read,
+            slot,
+            address,
+            bytes,
+        };
+        if let Some(own) = self.connections.get(&connection) {
+            own.send(Job { head, from: None });
+        }
+    }
+}
+
+/// What a connection's threads tell.
+struct Threads {
+    shared: Arc<Shared>,
+    connection: u64,
+}
+
+impl Node for Threads {
+    type Message = ToTarget;
+
+    fn heard(&self, message: Option<ToTarget>) {
+        let connection = self.connection;
+        self.shared.tell(match message {
+            Some(message) => Input::Message {
+                connection,
+                message,
+            },
+            None => Input::Garbled { connection },
+        });
+    }
+
+    fn may(&self, head: &Head) -> Option<u32> {
+        let state = lock(&self.shared.state);
+        match head.what {
+            What::Here => {
+                let pulled = state.pulls.get(&head.slot);
+                (pulled == Some(&(self.connection, head.bytes))).then_some(head.slot)
+            }
+            What::Write => {
+                let slot = self.shared.memory.slot_at(head.address, head.bytes)?;
+                state
+                    .placed
+                    .contains(&(self.connection, slot))
+                    .then_some(slot)
+            }
+            What::Read | What::There => None,
+        }
+    }
+
+    fn moved(&self, head: &Head) {
+        let slot = head.slot;
+        if head.what == What::Write {
+            // The source says so when it knows.
+            if let Some(slot) = self.shared.memory.slot_at(head.address, head.bytes) {
+                lock(&self.shared.state)
+                    .placed
+                    .remove(&(self.connection, slot));
+            }
+            return;
+        }
+        lock(&self.shared.state).pulls.remove(&slot);
+        let is_done = true;
+        self.shared.tell(Input::Pulled { slot, is_done });
+    }
+
+    fn lost(&self) {
+        let gone = lock(&self.shared.state)
+            .connections
+            .remove(&self.connection);
+        drop(gone);
+    }
+
+    fn closed(&self) {
+        let connection = self.connection;
+        {
+            let mut state = lock(&self.shared.state);
+            state.connections.remove(&connection);
+            state.pulls.retain(|_, (of, _)| *of != connection);
+            state.placed.retain(|(of, _)| *of != connection);
+        }
+        self.shared.tell(Input::Closed { connection });
+    }
+}
+
+/// The image of a process, as it comes. Its end is the end of the image only if all of it has come as it was written; a
+/// reader that is dropped before has its stream fail.
+#[derive(Debug)]
+pub struct Reader {
+    shared: Arc<Shared>,
+    stream: StreamId,
+    part: Option<(u32, u32, u32)>,
+    /// Bytes of the part that are read.
+    read: u32,
+    digest: Digest,
+    is_whole: bool,
+}
+
+impl Reader {
+    fn new(shared: Arc<Shared>, stream: StreamId) -> Self {
+        Self {
+            shared,
+            stream,
+            part: None,
+            read: 0,
+            digest: Digest::default(),
+            is_whole: false,
+        }
+    }
+
+    /// Whose it is.
+    pub fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    /// The next part; none: that was all.
+    fn part(&mut self) -> io::Result<Option<(u32, u32, u32)>> {
+        let stream = self.stream;
+        self.shared.tell(Input::Want { stream });
+        let mut state = lock(&self.shared.state);
+        let given = loop {
+            match (state.given.remove(&stream), state.over.get(&stream)) {
+                (Some(given), _) => break given,
+                // It failed before it was read, and may be forgotten by now.
+                (None, Some(Err(failure))) => break Given::Failed(*failure),
+                (None, _) if state.ends => break Given::Failed(Failure::Lost),
+                (None, _) => state = self.shared.wait(state),
+            }
+        };
+        drop(state);
+        match given {
+            Given::Part { slot, at, bytes } => Ok(Some((slot, at, bytes))),
+            Given::Drained => self.check().map(|()| None),
+            Given::Failed(failure) => Err(failed(failure)),
+        }
+    }
+
+    fn check(&mut self) -> io::Result<()> {
+        let (stream, checksum) = (self.stream, self.digest.checksum());
+        self.shared.tell(Input::Checked { stream, checksum });
+        let mut state = lock(&self.shared.state);
+        let result = loop {
+            match state.over.remove(&stream) {
+                Some(result) => break result,
+                None if state.ends => break Err(Failure::Lost),
+                None => state = self.shared.wait(state),
+            }
+        };
+        self.is_whole = result.is_ok();
+        result.map_err(failed)
+    }
+}
+
+impl Read for Reader {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if to.is_empty() || self.is_whole {
+            return Ok(0);
+        }
+        if self.part.is_none() {
+            self.part = self.part()?;
+        }
+        let Some((slot, at, bytes)) = self.part else {
+            return Ok(0);
+        };
+        let count = to.len().min((bytes - self.read) as usize);
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        let from = (at + self.read) as usize;
+        let chunk = self.shared.memory.chunk(slot).ok_or_else(broken)?;
+        let there = chunk.get(from..from + count).ok_or_else(broken)?;
+        to[..count].copy_from_slice(there);
+        drop(chunk);
+        self.digest.update(&to[..count]);
+        self.read += count as u32;
+        if self.read == bytes {
+            self.part = None;
+            self.read = 0;
+            let stream = self.stream;
+            self.shared.tell(Input::Took { stream, bytes });
+        }
+        Ok(count)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let stream = self.stream;
+        if !self.is_whole {
+            self.shared.tell(Input::ReaderGone { stream });
+        }
+        let mut state = lock(&self.shared.state);
+        state.given.remove(&stream);
+        state.over.remove(&stream);
+    }
+}
