@@ -43,7 +43,7 @@ pub struct Cores {
 pub type SeatId = u64;
 
 struct Inner {
-    /// How many may be had at once.
+    /// How many may be had at once, by those who are not urgent.
     at_once: usize,
     /// Numbers of the cores that nobody has.
     free: Vec<u32>,
@@ -241,9 +241,7 @@ impl Inner {
     /// Gives what is free to those who wait for it.
     fn hand_out(&mut self) {
         let now = Instant::now();
-        while self.holders.len() < self.at_once
-            && let Some((index, free)) = self.next(now)
-        {
+        while let Some((index, free)) = self.next(now) {
             let number = self.free.remove(free);
             let Some(waiter) = self.queue.remove(index) else {
                 return;
@@ -289,12 +287,20 @@ impl Inner {
 
     /// Who gets a core that is free, by places in `queue` and `free`.
     fn next(&self, now: Instant) -> Option<(usize, usize)> {
+        let has_room = self.has_room();
         let choices = self.queue.iter().enumerate();
+        let choices = choices.filter(|(_, waiter)| has_room || waiter.urgent);
         let choices = choices.filter_map(|(index, waiter)| {
             let free = self.choose(&waiter.wanted, waiter.number)?;
             Some((waiter.place(now), index, free))
         });
         choices.min().map(|(_, index, free)| (index, free))
+    }
+
+    /// Whether one more may have a core who is not urgent: those who are have theirs at once, and not for long.
+    fn has_room(&self) -> bool {
+        let others = self.holders.iter().filter(|holder| !holder.urgent);
+        others.count() < self.at_once
     }
 
     /// The place in `free` of the core for somebody.
@@ -322,10 +328,13 @@ impl Inner {
             return None;
         }
         let rank = first.rank(now);
-        // Any core will do if what is missing is a processor.
+        // Any core will do if there is one, and too many are had. Those of who is urgent are not counted.
         let any = self.free.iter().any(|number| wants(&wanted, *number));
         let others = self.holders.iter_mut();
-        let others = others.filter(|holder| any || wants(&wanted, holder.number));
+        let others = others.filter(|holder| match any {
+            true => !holder.urgent,
+            false => wants(&wanted, holder.number),
+        });
         let Some(next) = others.min_by_key(|holder| holder.leaves_for(rank)) else {
             return Some(TIME_SLICE);
         };
@@ -480,7 +489,7 @@ mod tests {
             (rested, false, TURN),
             (spent, true, TURN),
         ] {
-            let cores = Cores::new(4, 1);
+            let cores = Cores::new(1, 1);
             let (seat, other) = (cores.rested(Duration::ZERO), cores.rested(slept));
             let (kicked, kick) = kicks();
             let core = seat.take(&kick, None, false);
@@ -493,6 +502,20 @@ mod tests {
             drop(core);
             assert!(cores.has(&other));
         }
+    }
+
+    #[test]
+    fn who_is_urgent_has_a_core_that_is_free_at_once() {
+        let cores = Cores::new(2, 1);
+        let [seat, urgent, other] = [(); 3].map(|()| cores.rested(TIME_SLICE));
+        let (_, kick) = kicks();
+        let _core = seat.take(&kick, None, false);
+        cores.wait(&other, false);
+        assert!(!cores.has(&other), "one at once");
+        cores.wait(&urgent, true);
+        assert!(cores.has(&urgent));
+        cores.leave(urgent.id);
+        assert!(!cores.has(&other));
     }
 
     #[test]
