@@ -35,7 +35,7 @@ fn target() -> Arc<TargetNode> {
 /// Who stands still fails soon, but later than anybody who is only slow.
 fn times() -> Times {
     Times {
-        stall_ns: 3_000_000_000,
+        stall_ns: 6_000_000_000,
         ..Times::default()
     }
 }
