@@ -1,5 +1,5 @@
-//! `snapify.h`: the calls of the Snapify paper's table 1, and copies before a pause. `libsnapify.so.0` has their names, and nothing in it: it calls these,
-//! for the processes are here.
+//! `snapify.h`: the calls of the Snapify paper's table 1, and copies before a pause. `libsnapify.so.0` has their names, and
+//! nothing in it: it calls these, for the processes are here.
 //!
 //! What must stay true: from snapify_capture on, the semaphore of a snapshot is posted exactly once, however the capture
 //! ends; by then the next call may come. A child of fork(2) is refused before anything is looked at: a lock of its parent's

@@ -1,10 +1,8 @@
 //! The pool of a node: memory in chunks, each of which one thread has at a time.
 
-use std::{
-    ops::{Deref, DerefMut},
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard};
 
+use super::lock;
 use crate::{Buffers, message::Remote};
 
 /// A pool. Its addresses, as peers name them, begin at 0.
@@ -13,9 +11,6 @@ pub struct Memory {
     chunks: Vec<Mutex<Box<[u8]>>>,
     chunk_bytes: u32,
 }
-
-/// A chunk, held.
-pub struct Chunk<'a>(MutexGuard<'a, Box<[u8]>>);
 
 impl Memory {
     /// Of so many chunks.
@@ -33,9 +28,8 @@ impl Memory {
     }
 
     /// A chunk, by its number.
-    pub fn chunk(&self, slot: u32) -> Option<Chunk<'_>> {
-        let chunk = self.chunks.get(slot as usize)?;
-        Some(Chunk(chunk.lock().unwrap_or_else(PoisonError::into_inner)))
+    pub fn chunk(&self, slot: u32) -> Option<MutexGuard<'_, Box<[u8]>>> {
+        self.chunks.get(slot as usize).map(lock)
     }
 
     /// The chunk that a peer means, if it is one, and so long.
@@ -46,19 +40,5 @@ impl Memory {
             && bytes <= self.chunk_bytes
             && (slot as usize) < self.chunks.len();
         is_one.then_some(slot)
-    }
-}
-
-impl Deref for Chunk<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl DerefMut for Chunk<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
     }
 }

@@ -18,11 +18,15 @@ mod tcp;
 
 use std::{
     io,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
+use self::{memory::Memory, tcp::Connection};
 use crate::{Failure, Ns};
+
+/// Time passes at least so often, whatever a machine waits for.
+const TICK_MAX: Duration = Duration::from_secs(1 << 10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,6 +39,67 @@ struct Since(Instant);
 impl Since {
     fn now(&self) -> Ns {
         Ns::try_from(self.0.elapsed().as_nanos()).unwrap_or(Ns::MAX)
+    }
+}
+
+/// A machine, and what is known of those whom it serves.
+trait State {
+    type Input;
+    /// Time has passed.
+    const TICK: Self::Input;
+
+    /// When that is due.
+    fn deadline(&self) -> Option<Ns>;
+
+    /// Whether nothing happens any more.
+    fn is_over(&self) -> bool;
+
+    /// Tells the machine, and does what it wants. Connections that are to end are let go without the lock: their end is told,
+    /// too.
+    fn handle(&mut self, input: Self::Input, now: Ns) -> Vec<Connection>;
+}
+
+/// What the threads of a node share.
+#[derive(Debug)]
+struct Shared<S> {
+    memory: Arc<Memory>,
+    since: Since,
+    state: Mutex<S>,
+    changed: Condvar,
+}
+
+impl<S: State> Shared<S> {
+    fn wait<'a>(&self, state: MutexGuard<'a, S>) -> MutexGuard<'a, S> {
+        let state = self.changed.wait(state);
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, input: S::Input) {
+        self.tell_locked(lock(&self.state), input);
+    }
+
+    fn tell_locked(&self, mut state: MutexGuard<'_, S>, input: S::Input) {
+        let gone = state.handle(input, self.since.now());
+        drop(state);
+        drop(gone);
+        self.changed.notify_all();
+    }
+
+    /// Time passes until all is over.
+    fn tick(&self) {
+        let mut state = lock(&self.state);
+        while !state.is_over() {
+            let due = state.deadline().map(Duration::from_nanos);
+            let now = Duration::from_nanos(self.since.now());
+            let left = due.map_or(TICK_MAX, |due| due.saturating_sub(now));
+            if left.is_zero() {
+                self.tell_locked(state, S::TICK);
+                state = lock(&self.state);
+                continue;
+            }
+            let waited = self.changed.wait_timeout(state, left.min(TICK_MAX));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 

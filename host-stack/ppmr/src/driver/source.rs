@@ -1,21 +1,21 @@
 //! A source at work: writers fill chunks, which go to the target.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
     net::{TcpStream, ToSocketAddrs},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use super::{
-    Since, failed, lock,
+    Shared, Since, State, failed, lock,
     memory::Memory,
     tcp::{Connection, Head, Hello, Job, Kind, Node, What},
 };
 use crate::{
-    Buffers, Digest, Failure, Mode, Source, Times,
+    Buffers, Digest, Failure, Mode, Ns, Source, Times,
     message::{ToSource, ToTarget},
     source::{Config, Input, Output},
 };
@@ -35,25 +35,17 @@ pub struct Moves {
 
 /// A source, connected to its target.
 #[derive(Clone, Debug)]
-pub struct SourceNode(Arc<Shared>);
+pub struct SourceNode(Arc<Shared<Sending>>);
 
 #[derive(Debug)]
-struct Shared {
-    memory: Arc<Memory>,
-    since: Since,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
+struct Sending {
     machine: Source,
     /// None: it is to end, or has.
     connection: Option<Connection>,
     /// What writers that wait are given.
     given: BTreeMap<u32, Result<Room, Failure>>,
-    /// Chunks that are being put, with how many bytes.
-    puts: BTreeMap<u32, u32>,
+    /// Chunks that are being put.
+    puts: BTreeSet<u32>,
     over: BTreeMap<u32, Result<(), Failure>>,
     is_over: bool,
 }
@@ -94,11 +86,11 @@ impl SourceNode {
         let shared = Arc::new(Shared {
             memory: memory.clone(),
             since,
-            state: Mutex::new(State {
+            state: Mutex::new(Sending {
                 machine,
                 connection: None,
                 given: BTreeMap::new(),
-                puts: BTreeMap::new(),
+                puts: BTreeSet::new(),
                 over: BTreeMap::new(),
                 is_over: false,
             }),
@@ -146,85 +138,66 @@ impl SourceNode {
     }
 }
 
-impl Shared {
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let state = self.changed.wait(state);
-        state.unwrap_or_else(PoisonError::into_inner)
+impl State for Sending {
+    type Input = Input;
+    const TICK: Input = Input::Tick;
+
+    fn deadline(&self) -> Option<Ns> {
+        self.machine.deadline()
     }
 
-    fn tell(&self, input: Input) {
-        let mut state = lock(&self.state);
-        let outputs = state.machine.handle(input, self.since.now());
-        // It is let go when the lock is: its end tells the machine something.
-        let mut gone = None;
-        for output in outputs {
+    fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn handle(&mut self, input: Input, now: Ns) -> Vec<Connection> {
+        let mut gone = Vec::new();
+        for output in self.machine.handle(input, now) {
             match output {
-                Output::Send(message) => state.say(&message),
+                Output::Send(message) => self.say(&message),
                 Output::Room {
                     rank,
                     slot,
                     at,
                     bytes,
                 } => {
-                    state.given.insert(rank, Ok(Room { slot, at, bytes }));
+                    self.given.insert(rank, Ok(Room { slot, at, bytes }));
                 }
                 Output::NoRoom { rank, failure } => {
-                    state.given.insert(rank, Err(failure));
+                    self.given.insert(rank, Err(failure));
                 }
                 // Nobody lends anything here.
                 Output::GiveBack { .. } => {}
                 Output::Put {
                     slot, bytes, to, ..
                 } => {
-                    state.puts.insert(slot, bytes);
+                    self.puts.insert(slot);
                     let head = Head {
                         what: What::Write,
                         slot,
                         address: to.address,
                         bytes,
                     };
-                    if let Some(connection) = &state.connection {
+                    if let Some(connection) = &self.connection {
                         let from = Some(slot);
                         connection.send(Job { head, from });
                     }
                 }
                 Output::StreamOver { rank, result } => {
-                    state.over.insert(rank, result);
+                    self.over.insert(rank, result);
                 }
-                Output::Disconnect => gone = state.connection.take(),
+                Output::Disconnect => gone.extend(self.connection.take()),
                 Output::Over => {
-                    gone = state.connection.take();
-                    state.is_over = true;
+                    gone.extend(self.connection.take());
+                    self.is_over = true;
                 }
             }
         }
-        drop(state);
-        drop(gone);
-        self.changed.notify_all();
-    }
-
-    /// Time passes until all is over.
-    fn tick(&self) {
-        let mut state = lock(&self.state);
-        while !state.is_over {
-            let now = self.since.now();
-            let due = state.machine.deadline();
-            let left = due.map_or(u64::MAX, |due| due.saturating_sub(now));
-            if left == 0 {
-                drop(state);
-                self.tell(Input::Tick);
-                state = lock(&self.state);
-                continue;
-            }
-            let waited = self
-                .changed
-                .wait_timeout(state, Duration::from_nanos(left.min(1 << 40)));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        gone
     }
 }
 
-impl State {
+impl Sending {
     fn say(&self, message: &ToTarget) {
         if let Some(connection) = &self.connection {
             connection.say(message);
@@ -233,7 +206,7 @@ impl State {
 }
 
 /// What the connection's threads tell.
-struct Threads(Arc<Shared>);
+struct Threads(Arc<Shared<Sending>>);
 
 impl Node for Threads {
     type Message = ToSource;
@@ -248,7 +221,7 @@ impl Node for Threads {
             What::Read => self.0.memory.slot_at(head.address, head.bytes),
             What::There => {
                 let state = lock(&self.0.state);
-                state.puts.contains_key(&head.slot).then_some(head.slot)
+                state.puts.contains(&head.slot).then_some(head.slot)
             }
             What::Here | What::Write => None,
         }
@@ -274,7 +247,7 @@ impl Node for Threads {
 /// Where a process's image is written. Without [`Writer::end`] its stream fails.
 #[derive(Debug)]
 pub struct Writer {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Sending>>,
     rank: u32,
     room: Option<Room>,
     /// Bytes of the room that are written.

@@ -5,7 +5,7 @@ use std::{
     io::{self, Read},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -13,12 +13,12 @@ use std::{
 };
 
 use super::{
-    Since, failed, lock,
+    Shared, Since, State, failed, lock,
     memory::Memory,
     tcp::{Connection, Head, Hello, Job, Kind, Node, What},
 };
 use crate::{
-    Buffers, Digest, Failure, Target, Times,
+    Buffers, Digest, Failure, Ns, Target, Times,
     message::{ToSource, ToTarget},
     target::{Config, Input, Output, StreamId},
 };
@@ -48,21 +48,14 @@ const HELLO_MAX: Duration = Duration::from_secs(5);
 /// A target, which listens until it is dropped.
 #[derive(Debug)]
 pub struct TargetNode {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Taking>>,
     address: SocketAddr,
     begun: Mutex<Receiver<StreamId>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Taking {
     memory: Arc<Memory>,
-    since: Since,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
     machine: Target,
     connections: BTreeMap<u64, Connection>,
     next: u64,
@@ -72,7 +65,7 @@ struct State {
     given: BTreeMap<StreamId, Given>,
     over: BTreeMap<StreamId, Result<(), Failure>>,
     begin: Sender<StreamId>,
-    ends: bool,
+    is_over: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,9 +93,10 @@ impl TargetNode {
         let address = listener.local_addr()?;
         let (begin, begins) = channel();
         let shared = Arc::new(Shared {
-            memory,
+            memory: memory.clone(),
             since,
-            state: Mutex::new(State {
+            state: Mutex::new(Taking {
+                memory,
                 machine,
                 connections: BTreeMap::new(),
                 next: 0,
@@ -111,7 +105,7 @@ impl TargetNode {
                 given: BTreeMap::new(),
                 over: BTreeMap::new(),
                 begin,
-                ends: false,
+                is_over: false,
             }),
             changed: Condvar::new(),
         });
@@ -142,7 +136,7 @@ impl Drop for TargetNode {
     fn drop(&mut self) {
         let gone = {
             let mut state = lock(&self.shared.state);
-            state.ends = true;
+            state.is_over = true;
             std::mem::take(&mut state.connections)
         };
         drop(gone);
@@ -152,17 +146,12 @@ impl Drop for TargetNode {
     }
 }
 
-impl Shared {
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        let state = self.changed.wait(state);
-        state.unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Shared<Taking> {
     /// Pairs what belongs together.
     fn accept(self: &Arc<Self>, listener: &TcpListener) {
         let halves: Arc<Mutex<HashMap<u128, Half>>> = Arc::default();
         for socket in listener.incoming() {
-            if lock(&self.state).ends {
+            if lock(&self.state).is_over() {
                 return;
             }
             let Ok(mut socket) = socket else { continue };
@@ -211,83 +200,70 @@ impl Shared {
         let running = waits.and_then(|()| Connection::run(control, chunks, &self.memory, threads));
         if let Ok(running) = running {
             state.connections.insert(connection, running);
-            self.act(state, Input::Connected { connection });
+            self.tell_locked(state, Input::Connected { connection });
         }
     }
+}
 
-    fn tell(&self, input: Input) {
-        self.act(lock(&self.state), input);
+impl State for Taking {
+    type Input = Input;
+    const TICK: Input = Input::Tick;
+
+    fn deadline(&self) -> Option<Ns> {
+        self.machine.deadline()
     }
 
-    fn act(&self, mut state: MutexGuard<'_, State>, input: Input) {
-        let outputs = state.machine.handle(input, self.since.now());
+    fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    fn handle(&mut self, input: Input, now: Ns) -> Vec<Connection> {
         let mut gone = Vec::new();
-        for output in outputs {
+        for output in self.machine.handle(input, now) {
             match output {
                 Output::Send {
                     connection,
                     message,
-                } => state.say(connection, &message, &self.memory),
+                } => self.say(connection, &message),
                 Output::Begin { stream } => {
-                    let _ = state.begin.send(stream);
+                    let _ = self.begin.send(stream);
                 }
                 Output::Pull {
                     connection,
                     slot,
                     bytes,
                     from,
-                } => state.pull(connection, slot, bytes, from.address),
+                } => self.pull(connection, slot, bytes, from.address),
                 Output::Part {
                     stream,
                     slot,
                     at,
                     bytes,
                 } => {
-                    state.given.insert(stream, Given::Part { slot, at, bytes });
+                    self.given.insert(stream, Given::Part { slot, at, bytes });
                 }
                 Output::Drained { stream } => {
-                    state.given.insert(stream, Given::Drained);
+                    self.given.insert(stream, Given::Drained);
                 }
                 Output::NoPart { stream, failure } => {
-                    state.given.insert(stream, Given::Failed(failure));
+                    self.given.insert(stream, Given::Failed(failure));
                 }
                 Output::StreamOver { stream, result } => {
-                    state.over.insert(stream, result);
+                    self.over.insert(stream, result);
                 }
                 Output::Disconnect { connection, .. } | Output::Over { connection } => {
-                    gone.extend(state.connections.remove(&connection));
+                    gone.extend(self.connections.remove(&connection));
                 }
             }
         }
-        drop(state);
-        drop(gone);
-        self.changed.notify_all();
-    }
-
-    fn tick(&self) {
-        let mut state = lock(&self.state);
-        while !state.ends {
-            let now = self.since.now();
-            let due = state.machine.deadline();
-            let left = due.map_or(u64::MAX, |due| due.saturating_sub(now));
-            if left == 0 {
-                drop(state);
-                self.tell(Input::Tick);
-                state = lock(&self.state);
-                continue;
-            }
-            let waited = self
-                .changed
-                .wait_timeout(state, Duration::from_nanos(left.min(1 << 40)));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        gone
     }
 }
 
-impl State {
-    fn say(&mut self, connection: u64, message: &ToSource, memory: &Memory) {
+impl Taking {
+    fn say(&mut self, connection: u64, message: &ToSource) {
         if let ToSource::Place { remote, .. } = message
-            && let Some(slot) = memory.slot_at(remote.address, 0)
+            && let Some(slot) = self.memory.slot_at(remote.address, 0)
         {
             self.placed.insert((connection, slot));
         }
@@ -312,7 +288,7 @@ impl State {
 
 /// What a connection's threads tell.
 struct Threads {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Taking>>,
     connection: u64,
 }
 
@@ -387,7 +363,7 @@ impl Node for Threads {
 /// reader that is dropped before has its stream fail.
 #[derive(Debug)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<Shared<Taking>>,
     stream: StreamId,
     part: Option<(u32, u32, u32)>,
     /// Bytes of the part that are read.
@@ -397,7 +373,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    fn new(shared: Arc<Shared>, stream: StreamId) -> Self {
+    fn new(shared: Arc<Shared<Taking>>, stream: StreamId) -> Self {
         Self {
             shared,
             stream,
@@ -423,7 +399,7 @@ impl Reader {
                 (Some(given), _) => break given,
                 // It failed before it was read, and may be forgotten by now.
                 (None, Some(Err(failure))) => break Given::Failed(*failure),
-                (None, _) if state.ends => break Given::Failed(Failure::Lost),
+                (None, _) if state.is_over => break Given::Failed(Failure::Lost),
                 (None, _) => state = self.shared.wait(state),
             }
         };
@@ -442,7 +418,7 @@ impl Reader {
         let result = loop {
             match state.over.remove(&stream) {
                 Some(result) => break result,
-                None if state.ends => break Err(Failure::Lost),
+                None if state.is_over => break Err(Failure::Lost),
                 None => state = self.shared.wait(state),
             }
         };

@@ -40,6 +40,7 @@ use crate::{
 
 /// What the two connections of one begin with.
 const MAGIC: [u8; 8] = *b"PPMR-TCP";
+const HEAD_BYTES: usize = 1 + 4 + 8 + 4;
 const READ_BYTES: usize = 64 << 10;
 /// Messages, and chunks, that wait to leave: more than both pools have chunks are never agreed on.
 const QUEUE_MAX: usize = 2 * CHUNKS_MAX as usize;
@@ -117,6 +118,9 @@ impl Head {
     }
 
     fn receive(from: &mut impl Read) -> io::Result<Self> {
+        // All of it by one call.
+        let bytes: [u8; HEAD_BYTES] = part(from)?;
+        let from = &mut &bytes[..];
         let what = match part(from)? {
             [0] => What::Read,
             [1] => What::Here,

@@ -96,7 +96,7 @@ struct Inner {
     capacity: usize,
     /// Whether it is a stream of sockets: who finds no room in it is woken when half of it is free, as on Linux (sock_writeable
     /// of its networking), not again for each read.
-    is_of_socket: bool,
+    is_stream: bool,
     /// Lengths of the messages in it, if it keeps them apart (unix(7), SOCK_SEQPACKET).
     messages: Option<VecDeque<usize>>,
     /// Ends that are open.
@@ -133,7 +133,7 @@ impl Queue {
     /// The same, of a socket.
     pub fn of_stream() -> Arc<Self> {
         let queue = Self::new();
-        queue.lock().is_of_socket = true;
+        queue.lock().is_stream = true;
         queue
     }
 
@@ -151,7 +151,7 @@ impl Queue {
         let inner = Inner {
             bytes: VecDeque::new(),
             capacity: CAPACITY,
-            is_of_socket: false,
+            is_stream: false,
             messages,
             readers: count,
             writers: count,
@@ -473,7 +473,7 @@ impl Queue {
     /// A socket's ends that are open in an image are open.
     pub fn open_ends(&self, (reader, writer): (bool, bool)) {
         let mut inner = self.lock();
-        inner.is_of_socket = true;
+        inner.is_stream = inner.messages.is_none();
         (inner.readers, inner.writers) = (usize::from(reader), usize::from(writer));
     }
 
@@ -628,7 +628,7 @@ impl Inner {
     }
 
     fn is_writable(&self) -> bool {
-        match self.is_of_socket && self.messages.is_none() {
+        match self.is_stream {
             true => self.bytes.len() <= self.capacity / 2,
             false => self.capacity - self.bytes.len() >= ATOMIC_BYTES,
         }
@@ -642,7 +642,7 @@ impl Inner {
         let has_become = !was_writable && self.is_writable();
         self.departures += u64::from(has_become);
         // One that is small may have no room for one write although half of it is free.
-        has_become || self.bytes.is_empty() || !self.is_of_socket || self.messages.is_some()
+        has_become || self.bytes.is_empty() || !self.is_stream
     }
 }
 
