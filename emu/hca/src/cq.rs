@@ -244,7 +244,7 @@ impl<'m, H: Host> Hca<'m, H> {
         let Some(cq) = self.memory.cq(cq_index) else {
             return false;
         };
-        let held = self.hold_lock(&cq.lock);
+        let held = self.hold_whole(&cq.lock);
         let produced = self.count(cq);
         let room = cq.failed.get() == 0 && cq.has_room(produced);
         let (Some(entry), true) = (cq_entry(self.memory, cq, produced), room) else {
@@ -292,7 +292,7 @@ impl<'m, H: Host> Hca<'m, H> {
     /// Takes every entry of a queue pair out that was reset or destroyed: they are about requests
     /// that are no more. The owner's threads must not poll meanwhile.
     pub fn clean(&self, cq: &Cq, qp_number: u32) {
-        let _held = self.hold_lock(&cq.lock);
+        let _held = self.hold_whole(&cq.lock);
         let (consumed, produced) = (cq.consumed.get(), self.count(cq));
         let mut kept = consumed;
         for index in 0..produced.wrapping_sub(consumed).min(cq.slots.get()) {
@@ -355,7 +355,7 @@ impl<'m, H: Host> Hca<'m, H> {
 
     /// The number of the last such entry that waits to be taken.
     fn waiting(&self, cq: &Cq, is: impl Fn(u32, &Completion) -> bool) -> Option<u32> {
-        let _held = self.hold_lock(&cq.lock);
+        let _held = self.hold_whole(&cq.lock);
         let consumed = cq.consumed.acquire();
         let counts = (0..cq.slots.get()).map(|place| consumed.wrapping_add(place));
         counts

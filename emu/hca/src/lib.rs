@@ -129,8 +129,7 @@ pub trait Host {
     }
     /// Takes a packet away, on a path that goes packet by packet.
     fn transmit(&self, packet: &Packet<'_>);
-    /// Whether the process in this slot is dead, and the daemon will not take its locks away: asked
-    /// while one of them is waited for.
+    /// Whether the process in this slot is dead: asked while one of its locks is waited for.
     fn is_dead(&self, process: u32) -> bool {
         let _ = process;
         false
@@ -185,8 +184,19 @@ impl<'m, H: Host> Hca<'m, H> {
         }
     }
 
-    /// Waits for a lock.
+    /// Waits for a lock under which whoever dies may leave a step half done.
     pub(crate) fn hold_lock<'l>(&self, lock: &'l Lock) -> Held<'l> {
+        lock.take(self.me, |process| {
+            let is_dead = self.host.is_dead(process);
+            if is_dead {
+                self.mend_all(process);
+            }
+            is_dead
+        })
+    }
+
+    /// Waits for a lock under which nothing is half done.
+    pub(crate) fn hold_whole<'l>(&self, lock: &'l Lock) -> Held<'l> {
         lock.take(self.me, |process| self.host.is_dead(process))
     }
 }

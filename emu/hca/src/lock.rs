@@ -1,11 +1,11 @@
 //! A lock in device memory that outlives its holder.
 //!
 //! The word holds the process (its slot + 1) that has it, or 0. Critical sections are short or copy
-//! one message, so waiters spin, then yield. When a process dies, the control daemon takes its locks
-//! over ([`Lock::take_from`]), finishes what was half done, and gives them back; what they guard is
-//! written so that it can tell. When the daemon is gone too, the next who wants a lock takes it away
-//! ([`Lock::break_of`]) without that: then the last completion of the dead may be told twice, of a
-//! queue pair that ends for its daemon's end.
+//! one message, so waiters spin, then yield. When a process dies, its locks are taken over
+//! ([`Lock::take_from`]), what was half done is finished, and they are given back; what they guard is
+//! written so that it can tell. The control daemon does that when it hears of the death, and so does
+//! whoever waits for one of them: the daemon may itself be waiting for who waits for the dead. Locks
+//! under which nothing is left half done are only taken away ([`Lock::break_of`]).
 //!
 //! What must stay true: a queue pair's requester moves under its `send_lock`, and its responder under its
 //! `receive_lock`. Who holds the first of one queue pair may take the second of another, and then the lock of a
@@ -31,7 +31,7 @@ pub struct Held<'a>(&'a Lock);
 
 impl Lock {
     /// Waits until process `me` has it. Asks now and then whether its holder is dead, and takes it
-    /// away if so.
+    /// away if so: by then, what that one has left half done under it is to be finished.
     #[inline]
     pub fn take(&self, me: u32, is_dead: impl Fn(u32) -> bool) -> Held<'_> {
         for round in 1u64.. {

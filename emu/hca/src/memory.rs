@@ -61,6 +61,8 @@ pub struct Header {
     pub qps_end: U32,
     /// Held for an atomic operation on memory that cannot be mapped.
     pub atomics: Lock,
+    /// Held by who finishes steps of a process that has died.
+    pub mending: Lock,
     /// 1 while the daemon sleeps, and wants to be woken when it is given attention.
     pub asleep: U32,
     /// Queue pairs that want the daemon, a bit each.

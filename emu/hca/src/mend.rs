@@ -17,9 +17,17 @@ use crate::{
 };
 
 impl<H: Host> Hca<'_, H> {
-    /// Takes over the locks of a queue pair that a dead process held, and finishes its step. Locks
-    /// of completion queues were taken away before.
-    pub(crate) fn mend(&self, qp: &Qp, dead: u32) {
+    /// Takes over the locks of queue pairs that a dead process held, and finishes its steps: one at a time does, so that
+    /// whoever has waited for that finds all of them whole.
+    pub(crate) fn mend_all(&self, dead: u32) {
+        let header = self.memory.header();
+        let _mending = self.hold_whole(&header.mending);
+        for qp in (0..header.qps_end.acquire()).filter_map(|place| self.memory.qp(place)) {
+            self.mend(qp, dead);
+        }
+    }
+
+    fn mend(&self, qp: &Qp, dead: u32) {
         if let Some(_held) = qp.receive_lock.take_from(dead, self.me) {
             self.mend_shared(qp, dead);
             let cq = self.receive_cq(qp);

@@ -168,7 +168,7 @@ impl<'m, H: Host> Hca<'m, H> {
     /// Posts a receive.
     pub fn post_receive(&self, index: u32, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         let qp = self.existing(index)?;
-        let held = self.hold_lock(&qp.post_lock);
+        let held = self.hold_whole(&qp.post_lock);
         if qp.state() == State::Reset {
             return Err(PostError::WrongState);
         }
@@ -191,7 +191,7 @@ impl<'m, H: Host> Hca<'m, H> {
     ) -> Result<(), PostError> {
         let srq = self.memory.srq(index).filter(|srq| srq.used.acquire() != 0);
         let srq = srq.ok_or(PostError::Unknown)?;
-        let held = self.hold_lock(&srq.post_lock);
+        let held = self.hold_whole(&srq.post_lock);
         self.add_receive(&srq.queue, wr_id, list)?;
         drop(held);
         if srq.queue.starved.look() != 0 && srq.queue.starved.swap(0) != 0 {

@@ -388,11 +388,16 @@ impl World {
         }
     }
 
-    /// A process dies, and the daemon hears of it.
-    pub fn kill(&self, process: u32) {
+    /// A process dies, and nobody is told.
+    pub fn die(&self, process: u32) {
         self.engine.borrow_mut().crash(self.id(process));
         self.fault_ns.set(self.now());
         self.processes.borrow_mut()[process as usize] = None;
+    }
+
+    /// A process dies, and the daemon hears of it.
+    pub fn kill(&self, process: u32) {
+        self.die(process);
         let peers = self.control.borrow_mut().gone(&self.hca(DAEMON), process);
         for peer in peers {
             self.attention(peer);
@@ -976,6 +981,11 @@ impl Host for World {
             }
             _ => engine.send(from, to, lane, What::Deliver(packet)),
         }
+    }
+
+    fn is_dead(&self, process: u32) -> bool {
+        let processes = self.processes.borrow();
+        processes.get(process as usize).is_some_and(Option::is_none)
     }
 
     fn has(&self, canary: Canary) -> bool {

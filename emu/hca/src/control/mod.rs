@@ -455,9 +455,9 @@ impl Control {
         for cq in self.cqs.used.iter().filter_map(|place| memory.cq(*place)) {
             cq.lock.break_of(process);
         }
+        hca.mend_all(process);
         for qp in self.qps.used.iter().filter_map(|place| memory.qp(*place)) {
             qp.post_lock.break_of(process);
-            hca.mend(qp, process);
         }
         for srq in self.srqs.used.iter().filter_map(|place| memory.srq(*place)) {
             srq.post_lock.break_of(process);

@@ -99,7 +99,7 @@ impl Control {
         }
         let slots = (entries + 1).next_power_of_two();
         let bytes = u64::from(slots) * 8 * ENTRY_WORDS as u64;
-        let _held = hca.hold_lock(&cq.lock);
+        let _held = hca.hold_whole(&cq.lock);
         let (from, to) = (cq.consumed.get(), hca.count(cq));
         let waiting = to.wrapping_sub(from);
         if waiting > entries {
@@ -202,7 +202,10 @@ impl Control {
     ) -> Result<Reply, Errno> {
         let srq = self.own_srq(hca.memory, process, place)?;
         // So that nobody posts to it, or takes from it.
-        let _held = (hca.hold_lock(&srq.post_lock), hca.hold_lock(&srq.take_lock));
+        let _held = (
+            hca.hold_whole(&srq.post_lock),
+            hca.hold_lock(&srq.take_lock),
+        );
         let model = self.model(srq.hca.get())?;
         let new_slots = match slots {
             None => srq.queue.size(),

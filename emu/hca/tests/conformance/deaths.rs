@@ -179,3 +179,27 @@ fn a_send_is_completed_once() {
         }
     });
 }
+
+#[test]
+fn who_waits_for_the_dead_finishes_their_step() {
+    both(|world| {
+        let (a, b, c) = (world.node(DEAD, 0), world.node(1, 1), survivor(world));
+        let [x, y, z] = [&a, &b, &c].map(|node| datagram_end(world, node, None));
+        for id in 0..2 {
+            receive(world, &b, &y, id, 0, 64);
+        }
+        datagram(world, &a, &x, &y, 9);
+        uncount_receive(world, &y);
+        hold(&entry(world, &x).send_lock);
+        // The daemon has not heard of it: it may wait for who waits.
+        world.die(DEAD);
+        datagram(world, &c, &z, &y, 9);
+        assert!(entry(world, &x).send_lock.try_take(c.process).is_some());
+        assert_eq!(
+            ends(world, &b),
+            [(0, Status::Success), (1, Status::Success)]
+        );
+        world.kill(DEAD);
+        assert_eq!(world.join(), DEAD, "its slot is free");
+    });
+}

@@ -609,8 +609,7 @@ impl Host for Fabric {
     }
 
     fn is_dead(&self, process: u32) -> bool {
-        // While the daemon lives, it is its to say.
-        self.memory.header().alive.get() == 0 && self.peers.is_gone(&self.memory, self, process)
+        self.peers.is_gone(&self.memory, self, process)
     }
 
     fn now_ns(&self) -> u64 {

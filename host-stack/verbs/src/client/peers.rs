@@ -18,7 +18,11 @@ use std::{
     },
 };
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::{
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+    process::{Pid, test_kill_process},
+};
 use snaprig_hca::{Atomic, Memory, Segment, key::NOBODY, memory::PROCESSES_MAX};
 use snaprig_pages::maps::Mapping;
 
@@ -450,18 +454,22 @@ fn by_file(file: &File, there: Segment, here: *mut c_void, writes: bool) -> bool
     parts.into_iter().all(|part| moved(part).is_ok())
 }
 
-/// Whether the process in a slot has ended; one that nobody has waited for yet, too (proc(5)).
+/// Whether the process in a slot has ended, with all of its threads; one that nobody has waited for yet, too
+/// (proc_pid_stat(5)).
 fn is_gone(memory: &Memory, process: u32) -> bool {
-    let Some(pid) = memory.header().pids.get(process as usize) else {
+    let pid = memory.header().pids.get(process as usize);
+    let Some(pid) = pid.and_then(|pid| Pid::from_raw(pid.get() as i32)) else {
         return true;
     };
-    match std::fs::read_to_string(format!("/proc/{}/stat", pid.get())) {
-        Ok(stat) => stat
-            .rsplit(')')
-            .next()
-            .is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X'])),
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    // Not by /proc alone, which may not be there, or hide others' processes.
+    if test_kill_process(pid) == Err(Errno::SRCH) {
+        return true;
     }
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    let stat = stat.unwrap_or_default();
+    let mut fields = stat.rsplit(") ").next().unwrap_or_default().split(' ');
+    // Its first thread may have ended, and others go on.
+    matches!(fields.next(), Some("Z" | "X")) && matches!(fields.nth(16), Some("0" | "1"))
 }
 
 /// Reads or writes memory of a process that is not in its pool.
