@@ -4,13 +4,17 @@
 //! |---|---|
 //! | [`source`] | a source: what writers fill goes to the target |
 //! | [`target`] | a target: what comes from sources is there to be read |
-//! | `tcp` | chunks and messages over two TCP connections, where there is no RDMA |
+//! | `door` | how a source comes to its target, and is let in |
+//! | `greeting` | who is at the other end of a socket |
+//! | `tcp` | chunks and messages over two sockets, where there is no RDMA |
 //! | `memory` | the pool of a node |
 //!
 //! What must stay true: a machine is told of everything in one order, and what it wants is done in that order, under one
 //! lock, in which nobody waits for a peer, a reader or a writer. A connection is `Closed` to its machine when the last of its
 //! threads has ended: none of them touches the pool any more.
 
+mod door;
+mod greeting;
 mod memory;
 pub mod source;
 pub mod target;

@@ -3,16 +3,17 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, Write},
-    net::{TcpStream, ToSocketAddrs},
     sync::{Arc, Condvar, Mutex},
     thread,
     time::Instant,
 };
 
+use snaprig_peers::{Address, Token};
+
 use super::{
-    Shared, Since, State, failed, lock,
+    Shared, Since, State, door, failed, lock,
     memory::Memory,
-    tcp::{Connection, Head, Hello, Job, Kind, Node, What},
+    tcp::{Connection, Head, Job, Node, What},
 };
 use crate::{
     Buffers, Digest, Failure, Mode, Ns, Source, Times,
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// What a source is to move, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Moves {
     /// Its pool.
     pub buffers: Buffers,
@@ -58,8 +59,8 @@ struct Room {
 }
 
 impl SourceNode {
-    /// Connects to a target, and begins.
-    pub fn connect(target: impl ToSocketAddrs + Clone, moves: Moves) -> io::Result<Self> {
+    /// Connects to a target that has the same token, and begins. An error of kind `PermissionDenied`: it has another one.
+    pub fn connect(target: &Address, token: &Token, moves: Moves) -> io::Result<Self> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let chunks = moves
             .buffers
@@ -75,14 +76,7 @@ impl SourceNode {
         };
         let since = Since(Instant::now());
         let machine = Source::new(config, since.now()).map_err(invalid)?;
-        let token = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
-        let token = u128::from(token) << 64 | u128::from(std::process::id());
-        let connect = |kind| {
-            let mut socket = TcpStream::connect(target.clone())?;
-            Hello { token, kind }.send(&mut socket)?;
-            Ok::<_, io::Error>(socket)
-        };
-        let (control, of_chunks) = (connect(Kind::Control)?, connect(Kind::Chunks)?);
+        let sockets = door::connect(target, token)?;
         let shared = Arc::new(Shared {
             memory: memory.clone(),
             since,
@@ -100,7 +94,7 @@ impl SourceNode {
             // What its threads hear is told when it is there.
             let mut state = lock(&shared.state);
             let threads = Threads(shared.clone());
-            state.connection = Some(Connection::run(control, of_chunks, &memory, threads)?);
+            state.connection = Some(Connection::run(sockets, &memory, threads)?);
         }
         shared.tell(Input::Tick);
         let ticking = shared.clone();

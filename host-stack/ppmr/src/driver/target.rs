@@ -1,9 +1,8 @@
 //! A target at work: sources connect to it, and what they send is there to be read, process by process.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     io::{self, Read},
-    net::{SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Condvar, Mutex,
         mpsc::{Receiver, Sender, channel},
@@ -12,10 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use snaprig_peers::{Address, Token};
+
 use super::{
-    Shared, Since, State, failed, lock,
+    Shared, Since, State,
+    door::{Door, Sockets},
+    failed, lock,
     memory::Memory,
-    tcp::{Connection, Head, Hello, Job, Kind, Node, What},
+    tcp::{Connection, Head, Job, Node, What},
 };
 use crate::{
     Buffers, Digest, Failure, Ns, Target, Times,
@@ -34,22 +37,25 @@ pub struct Takes {
     pub times: Times,
 }
 
-/// One of the two TCP connections of a source, until the other one comes.
-#[derive(Debug)]
-struct Half {
-    kind: Kind,
-    socket: TcpStream,
-    since: Instant,
-}
+/// How long it is tried to tell whoever waits for sources that there is to be none.
+const WAKE_MAX: Duration = Duration::from_secs(1);
 
-/// How long a connection may take to say what it is, and to be whole.
-const HELLO_MAX: Duration = Duration::from_secs(5);
+impl Default for Takes {
+    /// As many processes as the paper has on a node (section V-A).
+    fn default() -> Self {
+        Self {
+            buffers: Buffers::default(),
+            streams_max: 8,
+            times: Times::default(),
+        }
+    }
+}
 
 /// A target, which listens until it is dropped.
 #[derive(Debug)]
 pub struct TargetNode {
     shared: Arc<Shared<Taking>>,
-    address: SocketAddr,
+    address: Address,
     begun: Mutex<Receiver<StreamId>>,
 }
 
@@ -76,8 +82,8 @@ enum Given {
 }
 
 impl TargetNode {
-    /// Listens at this address.
-    pub fn listen(address: SocketAddr, takes: Takes) -> io::Result<Self> {
+    /// Listens at this address, for sources that have the same token.
+    pub fn listen(address: &Address, token: &Token, takes: Takes) -> io::Result<Self> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let chunks = takes.buffers.chunks_for(takes.streams_max as usize);
         let memory = Arc::new(Memory::new(&takes.buffers, chunks.map_err(invalid)?));
@@ -89,8 +95,8 @@ impl TargetNode {
         };
         let since = Since(Instant::now());
         let machine = Target::new(config, since.now()).map_err(invalid)?;
-        let listener = TcpListener::bind(address)?;
-        let address = listener.local_addr()?;
+        let door = Door::open(address, token)?;
+        let address = door.address()?;
         let (begin, begins) = channel();
         let shared = Arc::new(Shared {
             memory: memory.clone(),
@@ -109,8 +115,11 @@ impl TargetNode {
             }),
             changed: Condvar::new(),
         });
-        let accepting = shared.clone();
-        thread::spawn(move || accepting.accept(&listener));
+        let (waits, connects) = (shared.clone(), shared.clone());
+        thread::spawn(move || {
+            let is_over = || lock(&waits.state).is_over();
+            door.serve(is_over, move |sockets| connects.connect(sockets));
+        });
         let ticking = shared.clone();
         thread::spawn(move || ticking.tick());
         Ok(Self {
@@ -120,9 +129,9 @@ impl TargetNode {
         })
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// Where it listens: with the port that the kernel chose, if that was left to it.
+    pub fn address(&self) -> Address {
+        self.address.clone()
     }
 
     /// Waits for a process that is to come: its image, to be read front to back.
@@ -142,62 +151,24 @@ impl Drop for TargetNode {
         drop(gone);
         self.shared.changed.notify_all();
         // Who waits for connections looks.
-        let _ = TcpStream::connect(self.address);
+        let _ = self.address.connect(WAKE_MAX);
     }
 }
 
 impl Shared<Taking> {
-    /// Pairs what belongs together.
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        let halves: Arc<Mutex<HashMap<u128, Half>>> = Arc::default();
-        for socket in listener.incoming() {
-            if lock(&self.state).is_over() {
-                return;
-            }
-            let Ok(mut socket) = socket else { continue };
-            let (me, halves) = (self.clone(), halves.clone());
-            thread::spawn(move || {
-                let hello = socket
-                    .set_read_timeout(Some(HELLO_MAX))
-                    .and_then(|()| Hello::receive(&mut socket));
-                let Ok(Hello { token, kind }) = hello else {
-                    return;
-                };
-                let here = Half {
-                    kind,
-                    socket,
-                    since: Instant::now(),
-                };
-                let mut halves = lock(&halves);
-                halves.retain(|_, half| half.since.elapsed() < HELLO_MAX);
-                let Some(other) = halves.remove(&token) else {
-                    halves.insert(token, here);
-                    return;
-                };
-                drop(halves);
-                match (other.kind, here.kind) {
-                    (Kind::Control, Kind::Chunks) => me.connect(other.socket, here.socket),
-                    (Kind::Chunks, Kind::Control) => me.connect(here.socket, other.socket),
-                    // Two of a kind are of two sources, or of none.
-                    _ => {}
-                }
-            });
-        }
-    }
-
-    fn connect(self: &Arc<Self>, control: TcpStream, chunks: TcpStream) {
+    fn connect(self: &Arc<Self>, sockets: Sockets) {
         // What its threads hear is told when it is there.
         let mut state = lock(&self.state);
+        if state.is_over {
+            return;
+        }
         state.next += 1;
         let connection = state.next;
         let threads = Threads {
             shared: self.clone(),
             connection,
         };
-        let waits = control
-            .set_read_timeout(None)
-            .and(chunks.set_read_timeout(None));
-        let running = waits.and_then(|()| Connection::run(control, chunks, &self.memory, threads));
+        let running = Connection::run(sockets, &self.memory, threads);
         if let Ok(running) = running {
             state.connections.insert(connection, running);
             self.tell_locked(state, Input::Connected { connection });

@@ -1,10 +1,8 @@
-//! Chunks and messages over two TCP connections: one keeps what source and target say in order, the other one moves chunks, so
-//! that a message never waits behind one.
+//! Chunks and messages over two sockets: one keeps what source and target say in order, the other one moves chunks, so that a
+//! message never waits behind one.
 //!
 //! ```text
 //! source                                target
-//!   | -- Hello { token, control } -----> |
-//!   | -- Hello { token, chunks } ------> |   both have one token: they are one connection
 //!   | <= messages, behind their length => |
 //!   |                                    |
 //!   | <- Read { slot, address, bytes } - |   the target pulls
@@ -22,7 +20,6 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, TcpStream},
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, sync_channel},
@@ -31,55 +28,18 @@ use std::{
 };
 
 use serde::{Serialize, de::DeserializeOwned};
+use snaprig_peers::Stream;
 
-use super::memory::Memory;
+use super::{door::Sockets, memory::Memory};
 use crate::{
     message::{Messages, encode_framed},
     options::CHUNKS_MAX,
 };
 
-/// What the two connections of one begin with.
-const MAGIC: [u8; 8] = *b"PPMR-TCP";
 const HEAD_BYTES: usize = 1 + 4 + 8 + 4;
 const READ_BYTES: usize = 64 << 10;
 /// Messages, and chunks, that wait to leave: more than both pools have chunks are never agreed on.
 const QUEUE_MAX: usize = 2 * CHUNKS_MAX as usize;
-
-/// Which of the two it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
-    Control,
-    Chunks,
-}
-
-/// First of all on each of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hello {
-    /// Both of one connection have the same; a source draws it.
-    pub token: u128,
-    pub kind: Kind,
-}
-
-impl Hello {
-    pub fn send(self, to: &mut impl Write) -> io::Result<()> {
-        let kind = u8::from(self.kind == Kind::Chunks);
-        let bytes = [&MAGIC[..], &self.token.to_le_bytes(), &[kind]].concat();
-        to.write_all(&bytes)
-    }
-
-    pub fn receive(from: &mut impl Read) -> io::Result<Self> {
-        if part(from)? != MAGIC {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let token = u128::from_le_bytes(part(from)?);
-        let kind = match part(from)? {
-            [0] => Kind::Control,
-            [1] => Kind::Chunks,
-            _ => return Err(io::ErrorKind::InvalidData.into()),
-        };
-        Ok(Self { token, kind })
-    }
-}
 
 /// The next bytes.
 fn part<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
@@ -171,7 +131,7 @@ pub trait Node: Send + Sync + 'static {
 pub struct Connection {
     messages: SyncSender<Vec<u8>>,
     jobs: SyncSender<Job>,
-    sockets: [TcpStream; 2],
+    sockets: [Stream; 2],
 }
 
 /// Held by each thread of a connection.
@@ -184,16 +144,9 @@ impl<N: Node> Drop for Alive<N> {
 }
 
 impl Connection {
-    /// Runs a connection on these two sockets, whose Hellos have been said.
-    pub fn run(
-        control: TcpStream,
-        chunks: TcpStream,
-        memory: &Arc<Memory>,
-        node: impl Node,
-    ) -> io::Result<Self> {
-        for socket in [&control, &chunks] {
-            socket.set_nodelay(true)?;
-        }
+    /// Runs a connection whose other side is known.
+    pub fn run(sockets: Sockets, memory: &Arc<Memory>, node: impl Node) -> io::Result<Self> {
+        let Sockets { control, chunks } = sockets;
         let alive = Arc::new(Alive(node));
         let (messages, to_say) = sync_channel(QUEUE_MAX);
         let (jobs, to_do) = sync_channel(QUEUE_MAX);
@@ -232,7 +185,7 @@ impl Connection {
     fn end(&self) {
         for socket in &self.sockets {
             // It may be closed by the other side already.
-            let _ = socket.shutdown(Shutdown::Both);
+            let _ = socket.shutdown();
         }
     }
 }
@@ -252,14 +205,14 @@ fn start<N: Node>(alive: &Arc<Alive<N>>, run: impl FnOnce(&N) -> io::Result<()> 
     });
 }
 
-fn say(messages: &Receiver<Vec<u8>>, mut to: TcpStream) -> io::Result<()> {
+fn say(messages: &Receiver<Vec<u8>>, mut to: Stream) -> io::Result<()> {
     while let Ok(message) = messages.recv() {
         to.write_all(&message)?;
     }
     Ok(())
 }
 
-fn hear(mut from: TcpStream, node: &impl Node) -> io::Result<()> {
+fn hear(mut from: Stream, node: &impl Node) -> io::Result<()> {
     let (mut messages, mut buffer) = (Messages::default(), vec![0; READ_BYTES]);
     loop {
         match from.read(&mut buffer)? {
@@ -279,7 +232,7 @@ fn hear(mut from: TcpStream, node: &impl Node) -> io::Result<()> {
     }
 }
 
-fn send(jobs: &Receiver<Job>, memory: &Memory, mut to: TcpStream) -> io::Result<()> {
+fn send(jobs: &Receiver<Job>, memory: &Memory, mut to: Stream) -> io::Result<()> {
     while let Ok(Job { head, from }) = jobs.recv() {
         to.write_all(&head.encode())?;
         let chunk = from.and_then(|slot| memory.chunk(slot));
@@ -294,7 +247,7 @@ fn send(jobs: &Receiver<Job>, memory: &Memory, mut to: TcpStream) -> io::Result<
 }
 
 fn receive(
-    mut from: TcpStream,
+    mut from: Stream,
     memory: &Memory,
     answers: &SyncSender<Job>,
     node: &impl Node,

@@ -1,0 +1,151 @@
+//! Where sources come in: who comes says who it is, and brings both of its sockets, in time, or is let go.
+//!
+//! What must stay true: nobody keeps a thread for longer than [`GREETING_MAX`] before it is known, and no more than
+//! [`GREETINGS_MAX`] do at one time.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{
+        Arc, Mutex,
+        mpsc::{Sender, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+use snaprig_peers::{
+    Address, Exchange, Listener, Nonce, Stream, Token,
+    frame::{receive, send},
+};
+
+use super::{
+    greeting::{Purpose, answer, ask},
+    lock,
+};
+
+/// How long a connection may take to be known, and to be whole.
+const GREETING_MAX: Duration = Duration::from_secs(5);
+/// Most sockets that are not known yet, or wait for the other one of their connection.
+const GREETINGS_MAX: usize = 64;
+/// How long nobody is let in after that was not possible, for want of descriptors, say.
+const REST: Duration = Duration::from_millis(20);
+
+/// The target waits for the socket of chunks.
+#[derive(Serialize, Deserialize)]
+struct Welcome;
+
+const WELCOME_BYTES_MAX: usize = 8;
+
+/// The two sockets of a connection whose other side is known.
+#[derive(Debug)]
+pub struct Sockets {
+    pub control: Stream,
+    pub chunks: Stream,
+}
+
+/// Connects to a target.
+pub fn connect(target: &Address, token: &Token) -> io::Result<Sockets> {
+    let until = Instant::now() + GREETING_MAX;
+    let left = || until.saturating_duration_since(Instant::now());
+    let control = target.connect(left())?;
+    let mut exchange = Exchange::new(&control, left());
+    let nonce = ask(&mut exchange, token, Purpose::Control)?;
+    let Welcome = receive(&mut exchange, WELCOME_BYTES_MAX)?;
+    let chunks = target.connect(left())?;
+    let mut exchange = Exchange::new(&chunks, left());
+    ask(&mut exchange, token, Purpose::Chunks(nonce))?;
+    Ok(Sockets { control, chunks })
+}
+
+/// A target's door.
+#[derive(Debug)]
+pub struct Door {
+    listener: Listener,
+    porter: Porter,
+}
+
+/// Who finds out who comes.
+#[derive(Debug)]
+struct Porter {
+    token: Token,
+    /// Where sockets of chunks are waited for.
+    waiting: Mutex<BTreeMap<Nonce, Sender<Stream>>>,
+}
+
+impl Door {
+    /// At this address.
+    pub fn open(address: &Address, token: &Token) -> io::Result<Self> {
+        Ok(Self {
+            listener: Listener::bind(address)?,
+            porter: Porter {
+                token: token.clone(),
+                waiting: Mutex::default(),
+            },
+        })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> io::Result<Address> {
+        self.listener.address()
+    }
+
+    /// Lets sources in until it is over, which is looked at when somebody comes.
+    pub fn serve(
+        self,
+        is_over: impl Fn() -> bool,
+        connected: impl Fn(Sockets) + Send + Sync + 'static,
+    ) {
+        let Self { listener, porter } = self;
+        // Whoever is greeted has a part of it.
+        let greets = Arc::new((porter, connected));
+        loop {
+            let socket = listener.accept();
+            if is_over() {
+                return;
+            }
+            match socket {
+                Ok(socket) if Arc::strong_count(&greets) <= GREETINGS_MAX => {
+                    let greets = greets.clone();
+                    thread::spawn(move || {
+                        // Who is not let in hears that its socket is closed.
+                        if let Ok(Some(sockets)) = greets.0.greet(socket) {
+                            (greets.1)(sockets);
+                        }
+                    });
+                }
+                Ok(_) => {}
+                Err(_) => thread::sleep(REST),
+            }
+        }
+    }
+}
+
+impl Porter {
+    /// Who came, with both sockets; none: it has brought the second one.
+    fn greet(&self, socket: Stream) -> io::Result<Option<Sockets>> {
+        let until = Instant::now() + GREETING_MAX;
+        let mut exchange = Exchange::new(&socket, GREETING_MAX);
+        let nonce = match answer(&mut exchange, &self.token)? {
+            (Purpose::Control, nonce) => nonce,
+            (Purpose::Chunks(of), _) => {
+                if let Some(waits) = lock(&self.waiting).remove(&of) {
+                    // It may have waited for too long.
+                    let _ = waits.send(socket);
+                }
+                return Ok(None);
+            }
+        };
+        let (sends, comes) = channel();
+        lock(&self.waiting).insert(nonce, sends);
+        let chunks = send(&mut exchange, &Welcome).and_then(|()| {
+            let left = until.saturating_duration_since(Instant::now());
+            let came = comes.recv_timeout(left);
+            came.map_err(|_| io::ErrorKind::TimedOut.into())
+        });
+        lock(&self.waiting).remove(&nonce);
+        let (control, chunks) = (socket, chunks?);
+        Ok(Some(Sockets { control, chunks }))
+    }
+}
