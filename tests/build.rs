@@ -33,6 +33,7 @@ const FILES: &[&str] = &[
     "/usr/include/rdma/rdma_cma.h",
     "/usr/include/x86_64-linux-gnu/mpich/mpi.h",
     "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so",
+    "/usr/sbin/sshd",
 ];
 
 fn main() {

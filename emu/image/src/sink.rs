@@ -133,6 +133,24 @@ pub trait Sink: Send + 'static {
     fn finish(&mut self) -> io::Result<()>;
 }
 
+impl Sink for Box<dyn Sink> {
+    fn memory(&mut self, bytes: usize) -> io::Result<Box<dyn Memory>> {
+        (**self).memory(bytes)
+    }
+
+    fn write(&mut self, bytes: Filled) -> io::Result<()> {
+        (**self).write(bytes)
+    }
+
+    fn settle(&mut self) -> io::Result<bool> {
+        (**self).settle()
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        (**self).finish()
+    }
+}
+
 impl<W: Write + Send + 'static> Sink for W {
     fn write(&mut self, bytes: Filled) -> io::Result<()> {
         self.write_all(&bytes)

@@ -1,7 +1,8 @@
 //! `snaprig ckpt`: checkpoint and restart of programs, and of jobs of several.
 
 mod branch;
-mod job;
+pub mod job;
+pub mod strategy;
 
 use std::{ffi::OsString, os::fd::OwnedFd, path::PathBuf, process::ExitCode, time::Duration};
 

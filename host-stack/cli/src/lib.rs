@@ -22,6 +22,7 @@ mod hold;
 mod man;
 mod mpss;
 mod nodes;
+mod ppmr;
 mod programs;
 mod report;
 mod sdk;
@@ -87,6 +88,9 @@ enum Command {
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
+    /// Have the processes of a node of a job go on at another node
+    #[command(subcommand)]
+    Ppmr(ppmr::Command),
     /// Snapshot, swap out and move the offload processes of a program that runs
     #[command(subcommand)]
     Snapify(snapify::Command),
@@ -228,6 +232,7 @@ fn own(arguments: Vec<OsString>) -> Result<ExitCode, AnyError> {
         Command::Repro(options) => campaign::repro(&options),
         Command::Faults(options) => campaign::faults(&options),
         Command::Snapshot(SnapshotCommand::Verify(options)) => snapshot::verify(&options),
+        Command::Ppmr(command) => command.run(),
         Command::Snapify(command) => snapify::run(&command),
         Command::Micinfo(options) => mpss::micinfo::run(&options),
         Command::Micctrl(options) => mpss::micctrl::run(&options),

@@ -16,7 +16,7 @@ use snaprig_fabric::{
     Fabric, Node, Nodes,
     nodes::{
         self,
-        requests::{self, LOOK_EVERY, REQUESTS, REQUESTS_ENV, Request, Wanted, quoted},
+        requests::{self, LOOK_EVERY, Peopled, REQUESTS, REQUESTS_ENV, Request, Wanted, quoted},
     },
     place::{HCAS_MAX, Place, parse_models},
 };
@@ -114,6 +114,8 @@ fn code_of(status: ExitStatus) -> i32 {
 struct Running {
     /// The member that it is, or is to be.
     member: String,
+    /// The node's name.
+    node: String,
     request: Option<Request>,
     child: Child,
 }
@@ -132,6 +134,8 @@ struct Members<'a> {
     away: BTreeMap<String, Request>,
     /// How many there were of each node.
     of_node: BTreeMap<String, u32>,
+    /// Who is where, as it was written down last.
+    places: Vec<Peopled>,
 }
 
 impl<'a> Members<'a> {
@@ -149,6 +153,7 @@ impl<'a> Members<'a> {
             running: Vec::new(),
             away: BTreeMap::new(),
             of_node: BTreeMap::new(),
+            places: Vec::new(),
         })
     }
 
@@ -165,6 +170,7 @@ impl<'a> Members<'a> {
                 self.start(request)?;
             }
             self.reap()?;
+            self.write_places()?;
             thread::sleep(LOOK_EVERY);
         };
         let begun = Instant::now();
@@ -212,9 +218,11 @@ impl<'a> Members<'a> {
                 words.push(" ");
             }
             words.push(self.words(&["ckpt", "restart", "--member", member]));
-            let child = self.on(&format!("node{number}"), &words)?;
+            let node = format!("node{number}");
+            let child = self.on(&node, &words)?;
             self.running.push(Running {
                 member: member.clone(),
+                node,
                 request: None,
                 child,
             });
@@ -231,9 +239,11 @@ impl<'a> Members<'a> {
                 let words = self.launch_of(&name, &request.script(words));
                 (name, words)
             }
-            Wanted::Member(member) => {
+            Wanted::Member(member, options) => {
                 let mut words = self.words(&["ckpt", "move"]);
-                for word in [OsStr::new("--tell"), request.answer().as_os_str(), member] {
+                let tell = [OsStr::new("--tell"), request.answer().as_os_str()];
+                let options = options.iter().map(OsString::as_os_str);
+                for word in tell.into_iter().chain(options).chain([member.as_os_str()]) {
                     words.push(" ");
                     words.push(quoted(word));
                 }
@@ -243,6 +253,7 @@ impl<'a> Members<'a> {
         let child = self.on(&request.node, &words)?;
         self.running.push(Running {
             member,
+            node: request.node.clone(),
             request: Some(request),
             child,
         });
@@ -283,6 +294,37 @@ impl<'a> Members<'a> {
         member.args([nodes::PROCESS, node]).arg(words).spawn()
     }
 
+    /// Who is where; whoever moves is where it was until it has moved.
+    fn write_places(&mut self) -> io::Result<()> {
+        let mut at: BTreeMap<&str, &str> = BTreeMap::new();
+        for Running {
+            member,
+            node,
+            request,
+            ..
+        } in &self.running
+        {
+            let moves = request.as_ref().filter(|request| {
+                matches!(request.what, Wanted::Member(..)) && !request.is_answered()
+            });
+            if moves.is_none() {
+                at.insert(member, node);
+            }
+        }
+        let place = |number: u32| {
+            let node = format!("node{number}");
+            let here = at.iter().filter(|(_, at)| **at == node);
+            let members = here.map(|(member, _)| (*member).to_owned()).collect();
+            Peopled { node, members }
+        };
+        let places: Vec<_> = (1..=self.nodes.count()).map(place).collect();
+        if places != self.places {
+            requests::put_places(&self.requests, &places)?;
+            self.places = places;
+        }
+        Ok(())
+    }
+
     /// Those who wait for members that have ended are told.
     fn reap(&mut self) -> io::Result<()> {
         for mut one in std::mem::take(&mut self.running) {
@@ -308,7 +350,7 @@ impl<'a> Members<'a> {
                 Ok(())
             }
             // They have been killed there.
-            Wanted::Member(_) if status != 0 && request.is_answered() => {
+            Wanted::Member(..) if status != 0 && request.is_answered() => {
                 let first = self.away.remove(&member);
                 first.map_or(Ok(()), |first| first.has_ended(status))
             }

@@ -112,6 +112,7 @@ impl Source {
             Input::Want { rank } => self.want(rank),
             Input::Wrote { rank, bytes } => self.wrote(rank, bytes),
             Input::Lent { rank, at, bytes } => self.lent(rank, at, bytes),
+            Input::Flush { rank } => self.flush(rank),
             Input::End { rank, checksum } => self.end(rank, checksum),
             Input::WriterGone { rank } => self.writer_gone(rank),
             Input::Message(message) => self.heard(message),
@@ -180,6 +181,16 @@ impl Source {
             stream.writer = Writer::Away;
             stream.drop_room(&mut self.pool);
         }
+    }
+
+    fn flush(&mut self, rank: u32) {
+        let Some(stream) = self.streams.get_mut(&rank) else {
+            return;
+        };
+        if stream.over.is_none() && !stream.flush() {
+            return self.fail(rank, Failure::Writer);
+        }
+        self.announce(rank);
     }
 
     fn end(&mut self, rank: u32, checksum: u64) {

@@ -144,6 +144,7 @@ proptest! {
                 0 => source::Input::Want { rank },
                 1 => source::Input::Wrote { rank, bytes: random.below(10) as u32 },
                 2 => source::Input::Lent { rank, at: Remote::default(), bytes: random.below(10) as u32 },
+                5 => source::Input::Flush { rank },
                 3 if random.below(8) == 0 => source::Input::End { rank, checksum: 0 },
                 4 => source::Input::Put { slot: random.below(5) as u32, is_done: random.below(8) > 0 },
                 _ => source::Input::Message(hostile_target(&mut random)),

@@ -73,6 +73,9 @@ fn write(node: &SourceNode, rank: u32) -> thread::JoinHandle<Result<(), Failure>
             if writer.write_all(part).is_err() {
                 return node.wait(rank);
             }
+            if rank.is_multiple_of(3) {
+                writer.flush().unwrap();
+            }
         }
         writer.end();
         node.wait(rank)

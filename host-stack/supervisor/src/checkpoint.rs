@@ -273,8 +273,13 @@ impl<S: Sink> NewImage<S> {
     pub fn large(&mut self) -> Vec<Piece> {
         match self.precopy.passes {
             0 => Vec::new(),
-            _ => precopy::large(&mut self.spaces),
+            _ => self.large_pieces(),
         }
+    }
+
+    /// The same, whether or not it has been copied.
+    pub fn large_pieces(&mut self) -> Vec<Piece> {
+        precopy::large(&mut self.spaces)
     }
 
     /// The sink has all that was copied; how many bytes it has.
@@ -562,16 +567,16 @@ pub struct Saved<S: Sink> {
 
 /// How far the image of a member is.
 #[derive(Default)]
-pub enum Image {
+pub enum Image<S: Sink = FileSink> {
     #[default]
     None,
-    Writing(Box<NewImage<FileSink>>),
+    Writing(Box<NewImage<S>>),
     /// And the round that it builds on.
-    Saved(Box<Saved<FileSink>>, Option<u64>),
+    Saved(Box<Saved<S>>, Option<u64>),
     Written(Box<Next>),
 }
 
-impl Image {
+impl<S: Sink> Image<S> {
     /// It is not to be.
     pub fn undo(self, known: &mut History) {
         match self {

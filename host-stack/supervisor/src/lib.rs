@@ -60,7 +60,10 @@ pub use self::{
         forget, job_status,
     },
     migrate::{Migrated, Target, receive},
-    moving::inherit,
+    moving::{
+        inherit,
+        way::{Pipelined, Strategy},
+    },
     schedule::Schedule,
     supervisor::{Options, Program, launch, launch_in},
     together::restart_job,

@@ -52,6 +52,7 @@ fn to_source(mode: Mode, stream: &[u8]) {
         for rank in [0, 1] {
             source.handle(source::Input::Want { rank }, 0);
             source.handle(source::Input::Wrote { rank, bytes }, 0);
+            source.handle(source::Input::Flush { rank }, 0);
         }
         for output in source.handle(source::Input::Message(message), 0) {
             if let source::Output::Put { slot, .. } = output {

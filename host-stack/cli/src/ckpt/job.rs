@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use snaprig_fabric::nodes::requests::{self, REQUESTS};
 use snaprig_supervisor::{Job, JobDump, JobDumped, JobMember};
 
+use super::strategy::{How, Name};
 use crate::{AnyError, size};
 
 /// What `ckpt coordinator` is told.
@@ -52,6 +53,11 @@ pub struct Move {
     /// How long each step of it may take
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     patience: f64,
+    /// The way that its memory takes
+    #[arg(long, value_enum, default_value_t = Name::Memory)]
+    strategy: Name,
+    #[command(flatten)]
+    how: How,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -67,11 +73,11 @@ enum Answer {
 
 /// A member goes on elsewhere.
 #[derive(Serialize, Deserialize)]
-struct Moved {
+pub struct Moved {
     member: String,
     /// How long it ran nowhere.
-    blackout_ms: f64,
-    took_ms: f64,
+    pub blackout_ms: f64,
+    pub took_ms: f64,
     steps_ms: Vec<(String, f64)>,
 }
 
@@ -89,7 +95,12 @@ impl From<&snaprig_supervisor::Moved> for Moved {
 }
 
 impl Moved {
-    fn print(&self, to: &str, json: bool) -> Result<(), AnyError> {
+    /// How long each step took, in ms.
+    pub fn steps(&self) -> &[(String, f64)] {
+        &self.steps_ms
+    }
+
+    pub fn print(&self, to: &str, json: bool) -> Result<(), AnyError> {
         match json {
             true => println!("{}", serde_json::to_string_pretty(self)?),
             false => println!(
@@ -108,18 +119,20 @@ pub fn take(options: &Move) -> Result<ExitCode, AnyError> {
     }
     let job = Job::open(&options.job)?.told_to(&super::reporter());
     let patience = super::seconds(options.patience)?;
-    let status = snaprig_supervisor::inherit(&job, &options.member, patience, |moved| {
-        // It has moved or not, whoever hears of that.
-        let _ = match (moved.as_ref().map(Moved::from), &options.tell) {
-            (Ok(moved), Some(file)) => answer(file, &Answer::Moved(moved)),
-            (Ok(moved), None) => moved.print("here", options.json),
-            (Err(error), Some(file)) => {
-                answer(file, &Answer::Stays(snaprig_supervisor::chain(error)))
-            }
-            // The supervisor says why.
-            (Err(_), None) => Ok(()),
-        };
-    })?;
+    let strategy = options.how.by(options.strategy, &options.job)?;
+    let status =
+        snaprig_supervisor::inherit(&job, &options.member, patience, &strategy, |moved| {
+            // It has moved or not, whoever hears of that.
+            let _ = match (moved.as_ref().map(Moved::from), &options.tell) {
+                (Ok(moved), Some(file)) => answer(file, &Answer::Moved(moved)),
+                (Ok(moved), None) => moved.print("here", options.json),
+                (Err(error), Some(file)) => {
+                    answer(file, &Answer::Stays(snaprig_supervisor::chain(error)))
+                }
+                // The supervisor says why.
+                (Err(_), None) => Ok(()),
+            };
+        })?;
     Ok(ExitCode::from(status as u8))
 }
 
@@ -128,21 +141,36 @@ fn answer(file: &Path, answer: &Answer) -> Result<(), AnyError> {
 }
 
 fn ask_to_move(options: &Move, node: &str) -> Result<ExitCode, AnyError> {
-    let asked = options.job.join(REQUESTS);
-    if !asked.is_dir() {
-        let job = options.job.display();
-        return Err(format!(
-            "{job} is no job of `snaprig nodes --job`: run `ckpt move` on the node, without --to"
+    let mut words = options.how.words(options.strategy);
+    words.extend(["--patience".into(), options.patience.to_string().into()]);
+    let moved = move_to(&options.job, &options.member, node, &words)?;
+    moved.print(&format!("on {node}"), options.json)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Where those who keep the nodes of a job are asked.
+pub fn nodes_of(job: &Path) -> Result<std::path::PathBuf, AnyError> {
+    let asked = job.join(REQUESTS);
+    match asked.is_dir() {
+        true => Ok(asked),
+        false => Err(format!(
+            "{} is no job of `snaprig nodes --job`: run `ckpt move` on the node, without --to",
+            job.display()
         )
-        .into());
+        .into()),
     }
-    let said = requests::ask_to_move(&asked, node, &options.member)?;
-    let member = &options.member;
+}
+
+/// Has a member of a job go on at a node, in a way that these options of `ckpt move` say.
+pub fn move_to(
+    job: &Path,
+    member: &str,
+    node: &str,
+    words: &[std::ffi::OsString],
+) -> Result<Moved, AnyError> {
+    let said = requests::ask_to_move(&nodes_of(job)?, node, member, words)?;
     let why = match serde_json::from_str(&said) {
-        Ok(Answer::Moved(moved)) => {
-            moved.print(&format!("on {node}"), options.json)?;
-            return Ok(ExitCode::SUCCESS);
-        }
+        Ok(Answer::Moved(moved)) => return Ok(moved),
         Ok(Answer::Stays(why)) => why,
         Err(_) => "why is on the standard error of `snaprig nodes`".to_owned(),
     };

@@ -8,6 +8,7 @@
 //! ```
 //!
 //! The same way, whoever has a member of the job go on at another node asks for that (`NAME.move`), and is told once it does.
+//! Which member is where is written down (`places`): a line for each node, its name and those of its members.
 //!
 //! Files, and nobody who is connected to anybody: so whoever waits can be checkpointed, and waits on when he is restarted.
 
@@ -33,6 +34,8 @@ const REQUEST: &str = "request";
 const MOVE: &str = "move";
 /// Locked by whoever keeps the nodes.
 const KEEPER: &str = "keeper";
+/// Which members are on which node.
+const PLACES: &str = "places";
 const STATUS: &str = "status";
 /// Which member of the job the words are.
 const MEMBER: &str = "member";
@@ -52,8 +55,40 @@ pub struct Request {
 pub enum Wanted {
     /// These words for a shell.
     Words(OsString),
-    /// A member of the job, which goes on there.
-    Member(OsString),
+    /// A member of the job, which goes on there; and how.
+    Member(OsString, Vec<OsString>),
+}
+
+/// A node, and the members of the job that are on it; none: it is a spare one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peopled {
+    /// Its name.
+    pub node: String,
+    /// Those of its members.
+    pub members: Vec<String>,
+}
+
+/// Writes down who is where.
+pub fn put_places(directory: &Path, places: &[Peopled]) -> io::Result<()> {
+    let line = |place: &Peopled| {
+        let words = [&place.node].into_iter().chain(&place.members);
+        words.map(String::as_str).collect::<Vec<_>>().join(" ") + "\n"
+    };
+    let text: String = places.iter().map(line).collect();
+    put(&directory.join(PLACES), text.as_bytes())
+}
+
+/// Who is where. An error: nobody keeps the nodes.
+pub fn places(directory: &Path) -> io::Result<Vec<Peopled>> {
+    is_kept(directory)?;
+    let text = fs::read_to_string(directory.join(PLACES))?;
+    let place = |line: &str| {
+        let mut words = line.split(' ').map(str::to_owned);
+        let node = words.next().filter(|node| !node.is_empty())?;
+        let members = words.collect();
+        Some(Peopled { node, members })
+    };
+    Ok(text.lines().filter_map(place).collect())
 }
 
 /// Puts a file into its place, whole.
@@ -70,15 +105,27 @@ pub fn ask(directory: &Path, node: &str, words: &OsStr) -> io::Result<i32> {
     status.trim().parse().map_err(io::Error::other)
 }
 
-/// Asks for a member of the job to go on at a node, and waits until it does: what whoever goes on with it says of it; or, if
-/// it does not, an exit status. An error: nobody keeps the nodes.
-pub fn ask_to_move(directory: &Path, node: &str, member: &str) -> io::Result<String> {
-    let keeper = directory.join(KEEPER);
-    let is_kept = || match File::open(&keeper).map(|file| file.try_lock_shared()) {
+/// Asks for a member of the job to go on at a node, in a way that these options of `ckpt move` say, and waits until it does:
+/// what whoever goes on with it says of it; or, if it does not, an exit status. An error: nobody keeps the nodes.
+pub fn ask_to_move(
+    directory: &Path,
+    node: &str,
+    member: &str,
+    options: &[OsString],
+) -> io::Result<String> {
+    let words = [OsStr::new(member)].into_iter();
+    let words: Vec<_> = words
+        .chain(options.iter().map(OsString::as_os_str))
+        .collect();
+    let words = words.join(OsStr::new("\n"));
+    asked(directory, (MOVE, &|| is_kept(directory)), node, &words)
+}
+
+fn is_kept(directory: &Path) -> io::Result<()> {
+    match File::open(directory.join(KEEPER)).map(|file| file.try_lock_shared()) {
         Ok(Err(TryLockError::WouldBlock)) => Ok(()),
         _ => Err(io::Error::other("the job's nodes are not there any more")),
-    };
-    asked(directory, (MOVE, &is_kept), node, OsStr::new(member))
+    }
 }
 
 /// Keeps nodes, as long as the result is there. An error: somebody does.
@@ -150,7 +197,7 @@ pub fn take(directory: &Path) -> io::Result<Vec<Request>> {
         let path = entry?.path();
         let wanted = match path.extension().and_then(OsStr::to_str) {
             Some(REQUEST) => Wanted::Words,
-            Some(MOVE) => Wanted::Member,
+            Some(MOVE) => member_of,
             _ => continue,
         };
         let bytes = fs::read(&path)?;
@@ -166,6 +213,14 @@ pub fn take(directory: &Path) -> io::Result<Vec<Request>> {
         });
     }
     Ok(taken)
+}
+
+fn member_of(words: OsString) -> Wanted {
+    let words = words.into_vec();
+    let mut lines = words.split(|byte| *byte == b'\n');
+    let mut line = || lines.next().map(|line| OsString::from_vec(line.to_vec()));
+    let member = line().unwrap_or_default();
+    Wanted::Member(member, std::iter::from_fn(line).collect())
 }
 
 /// As a word of a shell.
@@ -243,6 +298,30 @@ mod tests {
         request.has_ended(1).unwrap();
         assert_eq!(asked.join().unwrap().unwrap(), 7);
         assert!(take(directory.path()).unwrap().is_empty(), "once");
+    }
+
+    #[test]
+    fn who_is_where_is_written_down() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = |node: &str, members: &[&str]| Peopled {
+            node: node.to_owned(),
+            members: members.iter().map(|one| (*one).to_owned()).collect(),
+        };
+        let all = [place("node1", &["node1", "node1.2"]), place("node2", &[])];
+        put_places(directory.path(), &all).unwrap();
+        assert!(places(directory.path()).is_err(), "nobody keeps them");
+        let _kept = keep(directory.path()).unwrap();
+        assert_eq!(places(directory.path()).unwrap(), all);
+        let options = ["--strategy".into(), "local".into()];
+        let words = OsString::from("node1\n--strategy\nlocal");
+        assert_eq!(
+            member_of(words),
+            Wanted::Member("node1".into(), options.into())
+        );
+        assert_eq!(
+            member_of("node1".into()),
+            Wanted::Member("node1".into(), vec![])
+        );
     }
 
     #[test]

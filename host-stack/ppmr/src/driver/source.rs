@@ -307,8 +307,11 @@ impl Write for Writer {
         Ok(count)
     }
 
+    /// What is written goes on its way, in a chunk that may not be full.
     fn flush(&mut self) -> io::Result<()> {
         self.give();
+        let rank = self.rank;
+        self.shared.tell(Input::Flush { rank });
         Ok(())
     }
 }

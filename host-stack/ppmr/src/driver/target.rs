@@ -134,6 +134,15 @@ impl TargetNode {
         self.address.clone()
     }
 
+    /// Waits until no source is connected: each goes when it knows what has become of all of its processes. Who ends before that
+    /// leaves it in doubt.
+    pub fn wait_for_sources(&self) {
+        let mut state = lock(&self.shared.state);
+        while !state.connections.is_empty() {
+            state = self.shared.wait(state);
+        }
+    }
+
     /// Waits for a process that is to come: its image, to be read front to back.
     pub fn next_reader(&self) -> Option<Reader> {
         let stream = lock(&self.begun).recv().ok()?;

@@ -44,6 +44,11 @@ pub enum Input {
         /// How many: no more than there was room for.
         bytes: u32,
     },
+    /// What a writer has put into its chunk is to go on its way, though that is not full. It has no room now.
+    Flush {
+        /// Of which process.
+        rank: u32,
+    },
     /// A writer has written all.
     End {
         /// Of which process.

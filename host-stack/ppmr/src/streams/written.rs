@@ -137,6 +137,15 @@ impl Stream {
         true
     }
 
+    /// What is in its chunk goes on its way; false if the writer has room in it.
+    pub fn flush(&mut self) -> bool {
+        if self.writer != Writer::Away {
+            return false;
+        }
+        self.seal(None);
+        true
+    }
+
     /// The writer has written all; false if it says so while it has room, or again.
     pub fn ended(&mut self, checksum: u64) -> bool {
         if self.writer != Writer::Away {

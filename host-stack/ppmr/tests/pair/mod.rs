@@ -311,6 +311,9 @@ impl Pair {
         let own = self.processes.get_mut(&stream).expect("it is there");
         let left = own.image.len() - own.written;
         let Some((slot, start, most)) = own.room.take() else {
+            if left > 0 && self.random.below(4) == 0 {
+                return self.source(at, source::Input::Flush { rank }, 0);
+            }
             own.has_asked = true;
             if left > 0 {
                 return self.source(at, source::Input::Want { rank }, 0);

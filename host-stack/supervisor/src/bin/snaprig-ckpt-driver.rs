@@ -169,11 +169,17 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
                 .first()
                 .and_then(|name| name.to_str())
                 .unwrap_or_default();
-            snaprig_supervisor::inherit(&job, member, PATIENCE, |moved| {
-                if let Ok(moved) = moved {
-                    println!("{} has moved", moved.member);
-                }
-            })
+            snaprig_supervisor::inherit(
+                &job,
+                member,
+                PATIENCE,
+                &snaprig_supervisor::Strategy::default(),
+                |moved| {
+                    if let Ok(moved) = moved {
+                        println!("{} has moved", moved.member);
+                    }
+                },
+            )
         }
         Some("restart-job") => {
             let only = rest.first().and_then(|name| name.to_str());

@@ -10,7 +10,7 @@ use snaprig_ckpt::restart::Staging;
 use snaprig_ckpt_image::image::{Reader, Reading};
 use snaprig_resources::error::Result;
 
-use super::handover::Ahead;
+use super::{handover::Ahead, incoming::Incoming};
 
 /// An image that is read while it is written.
 pub struct Coming {
@@ -20,8 +20,7 @@ pub struct Coming {
 
 impl Coming {
     /// The image has just been begun.
-    pub fn new(image: File) -> Result<Self> {
-        let front = Front { image, at: 0 };
+    pub fn new(front: Front) -> Result<Self> {
         Ok(Self {
             reader: Reader::new(front, super::IMAGE)?,
             staging: Staging::default(),
@@ -35,17 +34,17 @@ impl Coming {
             self.staging
                 .reserve(piece.space, memory, piece.is_unreserved);
         }
-        while self.reader.offset() < ahead.written {
-            self.next()?;
-        }
+        let until = ahead.written.unwrap_or(u64::MAX);
+        while self.reader.offset() < until && self.next()? {}
         self.staging.compact();
         Ok(())
     }
 
-    /// All of it is there.
-    pub fn finish(mut self) -> Result<Staging> {
+    /// All of it is there, or is about to be: the memory, and the image.
+    pub fn finish(mut self) -> Result<(Staging, File)> {
         while self.next()? {}
-        Ok(self.staging)
+        let front = self.reader.into_source().into_inner();
+        Ok((self.staging, front.into_image()?))
     }
 
     /// Whether there is more.
@@ -57,15 +56,47 @@ impl Coming {
     }
 }
 
-/// A file from its front on, whatever offset others have in it.
-struct Front {
+/// An image from its front on, whatever offset others have in its file.
+pub struct Front {
     image: File,
     at: u64,
+    /// Who says how much of it there is.
+    incoming: Option<Incoming>,
+}
+
+impl Front {
+    /// Of an image of which all is there that is to be read.
+    pub fn of(image: File) -> Self {
+        Self {
+            image,
+            at: 0,
+            incoming: None,
+        }
+    }
+
+    /// Of one that comes.
+    pub fn of_incoming(incoming: Incoming) -> Result<Self> {
+        let image = incoming.image()?;
+        Ok(Self {
+            incoming: Some(incoming),
+            ..Self::of(image)
+        })
+    }
+
+    fn into_image(self) -> Result<File> {
+        self.incoming.map_or(Ok(self.image), Incoming::whole)
+    }
 }
 
 impl Read for Front {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let read = self.image.read_at(buffer, self.at)?;
+        let here = match &mut self.incoming {
+            Some(incoming) => incoming.wait_beyond(self.at)?,
+            None => u64::MAX,
+        };
+        let left = usize::try_from(here - self.at).unwrap_or(usize::MAX);
+        let room = buffer.len().min(left);
+        let read = self.image.read_at(&mut buffer[..room], self.at)?;
         self.at += read as u64;
         Ok(read)
     }

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! source                                                heir
-//!   | -- Ahead, image ----------------------------------> |    as often as there is more, while the tree runs
-//!   | <- it has been read ------------------------------- |
-//!   | -- Sheet, image, network namespace ---------------> |    the tree stands still
+//!   | -- Ahead [, image] -------------------------------> |    as often as there is more, while the tree runs; or once,
+//!   | <- it has been read ------------------------------- |    of all that is to come
+//!   | -- Sheet, network namespace [, image] ------------> |    the tree stands still
 //!   | -- sockets, shared memory, a few at a time -------> |
 //!   | <- joined, or why it is not ----------------------- |
 //!   |    ... the socket ends with either side ...         |
 //! ```
+//! The image comes along where both have the same memory; else it has a way of its own (`way`).
 
 use std::{
     fs::File,
@@ -50,8 +51,8 @@ enum Message {
 pub struct Ahead {
     /// Memory that is large, and was not told of before.
     pub large: Vec<Piece>,
-    /// Bytes of the image.
-    pub written: u64,
+    /// Bytes of the image; none: all that are to come.
+    pub written: Option<u64>,
 }
 
 /// What comes.
@@ -65,15 +66,16 @@ struct Sheet {
 
 /// What has come.
 pub enum Came {
-    /// Some of it, with its image.
-    Ahead(Ahead, File),
+    /// Some of it, with its image if that has no other way.
+    Ahead(Ahead, Option<File>),
     All(Arrived),
 }
 
 /// A tree that has come.
 pub struct Arrived {
     pub directory: PathBuf,
-    pub image: File,
+    /// None: it has come another way.
+    pub image: Option<File>,
     pub network: OwnedFd,
     pub carried: Carried,
 }
@@ -120,10 +122,14 @@ impl Handover {
             .map_err(failed)
     }
 
-    /// Some of an image is there; returns when the heir has read it.
-    pub fn send_ahead(&self, ahead: Ahead, image: BorrowedFd<'_>) -> Result<()> {
+    /// Some of an image is there, or will be; the heir is to read it ([`Self::wait_until_read`]).
+    pub fn send_ahead(&self, ahead: Ahead, image: Option<BorrowedFd<'_>>) -> Result<()> {
         let said = encode(&Message::Ahead(ahead));
-        packets::send(&self.0, &said, &[image]).map_err(failed)?;
+        packets::send(&self.0, &said, image.as_slice()).map_err(failed)
+    }
+
+    /// Until the heir has read what it was told of.
+    pub fn wait_until_read(&self) -> Result<()> {
         let mut bytes = [0; READ.len()];
         match packets::receive(&self.0, &mut bytes).map_err(failed)? {
             Some(_) if bytes == READ => Ok(()),
@@ -140,7 +146,7 @@ impl Handover {
     pub fn send(
         &self,
         directory: &Path,
-        (image, network): (BorrowedFd<'_>, BorrowedFd<'_>),
+        (image, network): (Option<BorrowedFd<'_>>, BorrowedFd<'_>),
         carried: &[(Item, BorrowedFd<'_>)],
     ) -> Result<()> {
         let sheet = Sheet {
@@ -148,7 +154,8 @@ impl Handover {
             items: carried.iter().map(|(item, _)| *item).collect(),
         };
         let sheet = encode(&Message::All(sheet));
-        packets::send(&self.0, &sheet, &[image, network]).map_err(failed)?;
+        let fds: Vec<_> = [network].into_iter().chain(image).collect();
+        packets::send(&self.0, &sheet, &fds).map_err(failed)?;
         for some in carried.chunks(FDS_MAX) {
             let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
             packets::send(&self.0, MORE, &fds).map_err(failed)?;
@@ -165,12 +172,14 @@ impl Handover {
         let message = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
         let sheet = match message {
             Message::Ahead(ahead) => {
-                let image = fds.into_iter().next().ok_or_else(ended)?;
-                return Ok(Came::Ahead(ahead, image.into()));
+                let image = fds.into_iter().next();
+                return Ok(Came::Ahead(ahead, image.map(File::from)));
             }
             Message::All(sheet) => sheet,
         };
-        let [image, network] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| ended())?;
+        let mut came = fds.into_iter();
+        let network = came.next().ok_or_else(ended)?;
+        let image = came.next().map(File::from);
         let mut fds = Vec::new();
         while fds.len() < sheet.items.len() {
             let (_, some) = packets::receive(&self.0, &mut bytes)
@@ -183,7 +192,7 @@ impl Handover {
         }
         Ok(Came::All(Arrived {
             directory: sheet.directory,
-            image: image.into(),
+            image,
             network,
             carried: sheet.items.into_iter().zip(fds).collect(),
         }))

@@ -36,10 +36,11 @@ use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
     Note,
-    ahead::Coming,
+    awaited::Awaited,
     decision::{self, Decision},
     faults,
     handover::{Arrived, Came, Handover},
+    way::Strategy,
 };
 use crate::{
     again,
@@ -61,6 +62,7 @@ pub fn inherit(
     job: &Job,
     member: &str,
     patience: Duration,
+    strategy: &Strategy,
     told: impl FnOnce(&Result<Moved>),
 ) -> Result<i32> {
     let own = random::<16>().map_err(|source| Error::io("random bytes", source))?;
@@ -71,12 +73,14 @@ pub fn inherit(
     };
     let directory = job.of_member(&moves.heir);
     let path = directory.join(SOCKET);
+    decision::sweep(&job.store()?);
+    fs::create_dir_all(&directory).map_err(|source| Error::io("the heir's directory", source))?;
+    let (awaited, way) = Awaited::by(strategy, &name)?;
     let note = Note {
         decision: name,
         heir: path.clone(),
+        way,
     };
-    decision::sweep(&job.store()?);
-    fs::create_dir_all(&directory).map_err(|source| Error::io("the heir's directory", source))?;
     let heir = Heir {
         job,
         moves,
@@ -87,7 +91,7 @@ pub fn inherit(
     let listener = listener.map_err(failed)?;
     let (runs, running) = io::pipe().map_err(failed)?;
     let ordered = heir.orders(patience, runs, told)?;
-    let arrived = heir.arrives(&listener, &ordered, patience);
+    let arrived = heir.arrives(&listener, &ordered, patience, awaited);
     // The path need not be there any more.
     let _ = fs::remove_file(&path);
     let done = arrived.and_then(|(handover, tree)| heir.takes(handover, tree, running));
@@ -101,6 +105,14 @@ pub fn inherit(
 
 fn failed(source: impl Into<io::Error>) -> Error {
     Error::io("the heir's socket", source.into())
+}
+
+/// A tree that has come, and is yet to be restored.
+struct Come {
+    arrived: Arrived,
+    image: fs::File,
+    /// What of it has been read already.
+    staging: Staging,
 }
 
 struct Heir<'a> {
@@ -136,25 +148,26 @@ impl Heir<'_> {
         listener: &OwnedFd,
         ordered: &PipeReader,
         patience: Duration,
-    ) -> Result<(Handover, (Arrived, Staging))> {
+        mut awaited: Awaited,
+    ) -> Result<(Handover, Come)> {
         self.wait(listener, ordered)?;
         let handover = Handover::accept(listener)?;
         handover.wait_no_longer_than(patience)?;
-        let mut coming = None;
         loop {
             self.wait(&handover, ordered)?;
             match handover.receive()? {
                 Came::Ahead(ahead, image) => {
-                    let coming = match &mut coming {
-                        Some(coming) => coming,
-                        None => coming.insert(Coming::new(image)?),
-                    };
-                    coming.take(ahead)?;
+                    awaited.take(ahead, image)?;
                     handover.say_read()?;
                 }
-                Came::All(arrived) => {
-                    let staging = coming.map(Coming::finish).transpose()?;
-                    return Ok((handover, (arrived, staging.unwrap_or_default())));
+                Came::All(mut arrived) => {
+                    let (staging, image) = awaited.finish(arrived.image.take())?;
+                    let come = Come {
+                        arrived,
+                        image,
+                        staging,
+                    };
+                    return Ok((handover, come));
                 }
             }
         }
@@ -208,17 +221,12 @@ impl Heir<'_> {
     }
 
     /// Restores the tree, and goes on with it if that is decided.
-    fn takes(
-        &self,
-        handover: Handover,
-        (arrived, staging): (Arrived, Staging),
-        running: PipeWriter,
-    ) -> Result<i32> {
+    fn takes(&self, handover: Handover, come: Come, running: PipeWriter) -> Result<i32> {
         begin_round();
         reached(&faults::ARRIVED);
         let image = format!(
             "/proc/self/fd/{}",
-            std::os::fd::AsRawFd::as_raw_fd(&arrived.image)
+            std::os::fd::AsRawFd::as_raw_fd(&come.image)
         );
         let chain = Chain::open(&[PathBuf::from(image)])?;
         let mut tree = restart::read_tree(&chain)?;
@@ -229,7 +237,7 @@ impl Heir<'_> {
         }
         let tree = &tree;
         again::within(tree, &job.reporter, move |complete| {
-            let joined = self.joins(&arrived);
+            let joined = self.joins(&come.arrived);
             handover.say_joined(&joined)?;
             let (mut parts, link) = joined?;
             let inheritance = Inheritance {
@@ -239,7 +247,7 @@ impl Heir<'_> {
                 chain: &chain,
                 parts: &parts,
             };
-            let round = match inheritance.takes(complete, &handover, (arrived, staging), running) {
+            let round = match inheritance.takes(complete, &handover, come, running) {
                 Ok(round) => round,
                 Err(error) => {
                     link.leave();
@@ -303,17 +311,18 @@ impl Inheritance<'_> {
         &self,
         complete: Complete,
         handover: &Handover,
-        (arrived, staging): (Arrived, Staging),
+        come: Come,
         mut running: PipeWriter,
     ) -> Result<Option<u64>> {
         let (round, order) = self.begins()?;
         let name = &self.heir.moves.heir;
-        let Arrived {
-            directory,
+        let Come {
+            arrived: Arrived {
+                directory, carried, ..
+            },
             image,
-            carried,
-            ..
-        } = arrived;
+            staging,
+        } = come;
         let restored = does(self.link, round, Phase::Connect, || {
             let board = Board {
                 member: self.link,

@@ -20,11 +20,15 @@
 //! What must stay true: the tree runs at one of both supervisors at most, and at one of them in the end, whoever dies.
 
 mod ahead;
+mod awaited;
 pub mod decision;
 pub mod faults;
 pub mod handover;
 mod heir;
+mod incoming;
+mod scp;
 mod source;
+pub mod way;
 
 use std::time::Duration;
 
@@ -43,7 +47,7 @@ use snaprig_resources::{
 use snaprig_tracee::faults::{begin_round, reached};
 
 pub use self::heir::inherit;
-use self::{decision::Decision, source::Leaving};
+use self::{decision::Decision, source::Leaving, way::Way};
 use crate::{
     checkpoint::History,
     plugins::{JobRound, ReadyPlugins, SharedPlugins},
@@ -59,12 +63,14 @@ pub struct Note {
     pub decision: String,
     /// Where the heir waits for the tree.
     pub heir: std::path::PathBuf,
+    /// The way that its image takes.
+    pub way: Way,
 }
 
 impl Note {
     /// As an order carries it.
     pub fn encode(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("a note holds only strings")
+        postcard::to_stdvec(self).expect("a note holds only numbers and paths")
     }
 
     /// What an order says.
@@ -112,7 +118,7 @@ impl Moving {
         let joined = store.join(round)?;
         let decision = Decision::of(store, &note.decision)?;
         let side = match moves.member == member {
-            true => Side::Leaves(Box::new(Leaving::new(note.heir)?)),
+            true => Side::Leaves(Box::new(Leaving::new(note))),
             false => Side::Stays(None),
         };
         Ok(Self {

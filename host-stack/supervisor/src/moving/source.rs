@@ -1,23 +1,15 @@
 //! The side that a tree leaves.
 
-use std::{
-    fs::File,
-    os::fd::AsFd,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, os::fd::AsFd, path::Path};
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use snaprig_ckpt::dump::Purpose;
-use snaprig_ckpt_image::image::{FileSink, Options as WriteOptions, Writer};
+use snaprig_ckpt_image::image::{Options as WriteOptions, Sink, Writer};
 use snaprig_ckpt_plugin::phase::Span;
-use snaprig_resources::{
-    board::Board,
-    error::{Error, Result},
-};
+use snaprig_resources::{board::Board, error::Result};
 use snaprig_tracee::faults::reached;
 
 use super::{
-    Parts, faults,
+    Note, Parts, faults,
     handover::{Ahead, Handover},
 };
 use crate::{
@@ -29,28 +21,26 @@ const PURPOSE: Purpose = Purpose::MovingAlong;
 
 /// A tree that leaves.
 pub struct Leaving {
-    /// Where the heir waits.
-    heir: PathBuf,
+    /// Where the heir waits, and how it gets the image.
+    note: Note,
     handover: Option<Handover>,
-    /// Its image, in memory: it is nobody's once the tree is restored.
-    file: File,
-    image: Image,
+    /// Its image, where that is in memory of this machine: it is nobody's once the tree is restored.
+    memory: Option<File>,
+    image: Image<Box<dyn Sink>>,
     ready: Option<PreparedTree>,
     stopped: Option<Stopped>,
 }
 
 impl Leaving {
-    pub fn new(heir: PathBuf) -> Result<Self> {
-        let memory = memfd_create("snaprig-moving", MemfdFlags::CLOEXEC);
-        let memory = memory.map_err(|source| Error::io("memory for an image", source))?;
-        Ok(Self {
-            heir,
+    pub fn new(note: Note) -> Self {
+        Self {
+            note,
             handover: None,
-            file: memory.into(),
+            memory: None,
             image: Image::None,
             ready: None,
             stopped: None,
-        })
+        }
     }
 
     /// Whether the tree stands still.
@@ -63,21 +53,22 @@ impl Leaving {
     pub fn look(&mut self, directory: &Path, job: JobRound, parts: &mut Parts<'_>) -> Result<()> {
         let known = &mut *parts.known;
         checkpoint::look(known, PURPOSE, parts.plugins)?;
+        let way = &self.note.way;
+        let mode = match way.is_ahead() {
+            true => Mode::Background,
+            false => Mode::Full,
+        };
         let how = CheckpointOptions {
-            mode: Mode::Background,
+            mode,
             is_whole: true,
             zstd: None,
         };
-        let failed = |source| Error::io(super::IMAGE, source);
-        let file = self.file.try_clone().map_err(failed)?;
+        let opened = way.open()?;
+        self.memory = opened.memory;
         let begun = NewImage::begin_with(job.board.round, &how, known, |header, options| {
             let name = super::IMAGE.into();
             let options = WriteOptions { name, ..options };
-            Ok(Writer::new(
-                FileSink::new(file).map_err(failed)?,
-                header,
-                options,
-            )?)
+            Ok(Writer::new(opened.sink, header, options)?)
         })?;
         let mut begun = Box::new(begun);
         let result = self.ahead(&mut begun, directory, job, known, parts.plugins);
@@ -87,36 +78,41 @@ impl Leaving {
 
     fn ahead(
         &mut self,
-        begun: &mut NewImage<FileSink>,
+        begun: &mut NewImage<Box<dyn Sink>>,
         directory: &Path,
         job: JobRound,
         known: &mut History,
         plugins: &SharedPlugins,
     ) -> Result<()> {
-        let handover = self.handover.insert(Handover::connect(&self.heir)?);
+        let handover = self.handover.insert(Handover::connect(&self.note.heir)?);
+        let memory = self.memory.as_ref().map(AsFd::as_fd);
         handover.wait_no_longer_than(job.board.patience)?;
         let large = begun.large();
         let is_ahead = !large.is_empty();
         if is_ahead {
-            let written = begun.settle()?;
-            handover.send_ahead(Ahead { large, written }, self.file.as_fd())?;
+            let written = Some(begun.settle()?);
+            handover.send_ahead(Ahead { large, written }, memory)?;
+            handover.wait_until_read()?;
         }
         job.board.meet("copied")?;
         let ready = PreparedTree::look(PURPOSE, known, plugins, directory, Some(job), Span::Save)?;
         self.ready = Some(ready);
         begun.catch_up(known)?;
         if is_ahead {
-            let (large, written) = (Vec::new(), begun.settle()?);
-            handover.send_ahead(Ahead { large, written }, self.file.as_fd())?;
+            let (large, written) = (Vec::new(), Some(begun.settle()?));
+            handover.send_ahead(Ahead { large, written }, memory)?;
+            handover.wait_until_read()?;
         }
         Ok(())
     }
 
     /// It stands still, and all of it is in the image.
     pub fn stop(&mut self, job: JobRound, parts: &mut Parts<'_>) -> Result<()> {
-        let (Some(ready), Image::Writing(begun)) =
-            (self.ready.take(), std::mem::take(&mut self.image))
-        else {
+        let (Some(ready), Some(handover), Image::Writing(mut begun)) = (
+            self.ready.take(),
+            &self.handover,
+            std::mem::take(&mut self.image),
+        ) else {
             return Err(super::nonsense("nobody has looked at the tree"));
         };
         let stopped = match ready.stop(parts.root, parts.known, Some(job)) {
@@ -127,6 +123,11 @@ impl Leaving {
             }
         };
         let stopped = self.stopped.insert(stopped);
+        if self.note.way.is_read_at_once() {
+            let large = begun.large_pieces();
+            let written = None;
+            handover.send_ahead(Ahead { large, written }, None)?;
+        }
         self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?), None);
         Ok(())
     }
@@ -142,12 +143,16 @@ impl Leaving {
         };
         let (_, written) = saved.finish()?;
         self.image = Image::Written(Box::new(written.next));
+        self.note.way.arrive()?;
+        if self.note.way.is_read_at_once() {
+            handover.wait_until_read()?;
+        }
         let network = stopped.network()?;
         // From here on, there may be two of it if it outlives this process.
         stopped.bind()?;
         reached(&faults::SAVED);
         handover.wait_no_longer_than(board.patience)?;
-        let both = (self.file.as_fd(), network.as_fd());
+        let both = (self.memory.as_ref().map(AsFd::as_fd), network.as_fd());
         handover.send(directory, both, &stopped.carried())?;
         reached(&faults::SENT);
         handover.wait_until_joined()
@@ -155,6 +160,7 @@ impl Leaving {
 
     /// It goes on elsewhere.
     pub fn end(&mut self) {
+        self.note.way.clean_up();
         if let Some(stopped) = self.stopped.take() {
             reached(&faults::LEAVES);
             stopped.hand_over();
@@ -164,6 +170,7 @@ impl Leaving {
 
     /// It runs on here.
     pub fn stay(self, known: &mut History) -> Result<()> {
+        self.note.way.clean_up();
         // The heir is told by that before anything else: it has not been given the tree.
         drop(self.handover);
         let went = self.stopped.map(Stopped::let_go).transpose();

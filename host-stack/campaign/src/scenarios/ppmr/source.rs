@@ -311,6 +311,10 @@ impl World {
         let left = writer.image.len() - writer.written;
         let number = rank as u32;
         let Some((slot, at, most)) = writer.room.take() else {
+            if left > 0 && self.random.below(4) == 0 {
+                self.write_later(tree, rank);
+                return Some(source::Input::Flush { rank: number });
+            }
             if left > 0 {
                 return Some(source::Input::Want { rank: number });
             }

@@ -1,0 +1,110 @@
+//! How the image of a member that moves comes to where it goes on, as it is said on the command line.
+
+use std::{
+    ffi::OsString,
+    net::{IpAddr, Ipv4Addr, TcpListener},
+    path::PathBuf,
+};
+
+use clap::{Args, ValueEnum};
+use snaprig_fabric::Node;
+use snaprig_ppmr::{Buffers, Mode};
+use snaprig_supervisor::{Pipelined, Strategy};
+
+use crate::{AnyError, size};
+
+/// The ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// As memory that both nodes have, since they are one machine; most of it goes before the member stands still
+    Memory,
+    /// Through a pipeline of RDMA (or TCP, where there is none), and read while it is written
+    Ppmr,
+    /// Through the same pipeline, into a file of the node's that is read when all of it is there
+    RdmaLocal,
+    /// To a file of the node's, copied by scp to one of the other node's
+    Local,
+    /// To a file of a file system that both nodes have
+    Shared,
+}
+
+/// What is said of it.
+#[derive(Args, Clone, Debug)]
+pub struct How {
+    /// With rdma-local and local: where nodes have files of their own [default: the job's directory]. With shared: a directory
+    /// of a file system that both nodes have mounted
+    #[arg(long, value_name = "DIR")]
+    files: Option<PathBuf>,
+    /// With ppmr: most of the memory goes before the member stands still
+    #[arg(long)]
+    pre_copy: bool,
+    /// With ppmr and rdma-local: the pool of buffers at each end
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = size::parse)]
+    pool: u64,
+    /// And the chunks that it is of
+    #[arg(long, value_name = "SIZE", default_value = "128K", value_parser = size::parse)]
+    chunk: u64,
+    /// The node that the member leaves writes chunks, instead of the other one reading them
+    #[arg(long)]
+    push: bool,
+}
+
+impl How {
+    /// What the supervisor is told, where the member is to go on.
+    pub fn by(&self, name: Name, job: &std::path::Path) -> Result<Strategy, AnyError> {
+        let files = || match &self.files {
+            Some(files) => Ok(files.clone()),
+            None if name == Name::Shared => {
+                Err("--strategy shared needs --files: a directory that both nodes have")
+            }
+            None => Ok(job.to_owned()),
+        };
+        Ok(match name {
+            Name::Memory => Strategy::Descriptor,
+            Name::Ppmr => Strategy::Pipeline(self.pipelined()?),
+            Name::RdmaLocal => Strategy::RdmaLocal(self.pipelined()?, files()?),
+            Name::Local => Strategy::Local(host(), files()?),
+            Name::Shared => Strategy::Shared(files()?),
+        })
+    }
+
+    fn pipelined(&self) -> Result<Pipelined, AnyError> {
+        let chunk_bytes = u32::try_from(self.chunk).map_err(|_| "chunks are below 4 GiB")?;
+        let buffers = Buffers {
+            pool_bytes: self.pool,
+            chunk_bytes,
+        };
+        buffers.chunks_for(1)?;
+        Ok(Pipelined {
+            host: host(),
+            buffers,
+            mode: match self.push {
+                true => Mode::Push,
+                false => Mode::Pull,
+            },
+            pre_copy: self.pre_copy,
+        })
+    }
+
+    /// The same as words, for who is asked to do it elsewhere.
+    pub fn words(&self, name: Name) -> Vec<OsString> {
+        let strategy = name.to_possible_value();
+        let strategy = strategy.map_or(String::new(), |value| value.get_name().to_owned());
+        let mut words: Vec<OsString> = ["--strategy".into(), strategy.into()].into();
+        if let Some(files) = &self.files {
+            words.extend(["--files".into(), files.into()]);
+        }
+        words.extend(["--pool".into(), self.pool.to_string().into()]);
+        words.extend(["--chunk".into(), self.chunk.to_string().into()]);
+        words.extend(self.push.then(|| "--push".into()));
+        words.extend(self.pre_copy.then(|| "--pre-copy".into()));
+        words
+    }
+}
+
+/// Where other nodes reach this one; without a network of its own, the machine itself.
+fn host() -> IpAddr {
+    let own = Node::from_env().map(Node::address);
+    let here = own.filter(|own| TcpListener::bind((*own, 0)).is_ok());
+    here.unwrap_or(Ipv4Addr::LOCALHOST).into()
+}

@@ -1,0 +1,146 @@
+//! How an heir has the image of its tree, by each of the ways that it may take ([`way`](super::way)).
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+};
+
+use snaprig_ckpt::restart::Staging;
+use snaprig_resources::error::{Error, Result};
+
+use super::{
+    ahead::{Coming, Front},
+    handover::Ahead,
+    incoming::Incoming,
+    scp::Sshd,
+    way::{Strategy, Way},
+};
+
+/// An image that is waited for.
+pub enum Awaited {
+    /// It comes along with what is said of it.
+    Descriptor,
+    /// It comes through a pipeline, and is read as it comes.
+    Pipeline(Incoming),
+    /// It comes through a pipeline, and is read when all of it is in this file.
+    Kept { incoming: Incoming, _kept: Kept },
+    /// It will be in this file, which an sshd may be needed for.
+    File { kept: Kept, _sshd: Option<Sshd> },
+    /// It is being read.
+    Coming(Box<Coming>),
+}
+
+/// A file that goes with the move.
+pub struct Kept(PathBuf);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // It need not be there. Whoever reads it has it open.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Kept {
+    /// A new one.
+    fn create(directory: &std::path::Path, name: &str) -> Result<(Self, File)> {
+        let kept = Self(directory.join(name));
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&kept.0);
+        let file = file.map_err(|source| Error::io(kept.0.display().to_string(), source))?;
+        Ok((kept, file))
+    }
+}
+
+impl Awaited {
+    /// Waits for an image that comes so, and how the source sends it there. The calling process has one thread.
+    pub fn by(strategy: &Strategy, name: &str) -> Result<(Self, Way)> {
+        Ok(match strategy {
+            Strategy::Descriptor => (Self::Descriptor, Way::Descriptor),
+            Strategy::Pipeline(pipelined) => {
+                let (incoming, to) = Incoming::start(pipelined, None)?;
+                (Self::Pipeline(incoming), Way::Pipeline(to))
+            }
+            Strategy::RdmaLocal(pipelined, directory) => {
+                let (kept, file) = Kept::create(directory, name)?;
+                let (incoming, to) = Incoming::start(pipelined, Some(file))?;
+                (
+                    Self::Kept {
+                        incoming,
+                        _kept: kept,
+                    },
+                    Way::Pipeline(to),
+                )
+            }
+            Strategy::Local(host, directory) => {
+                let sshd = Sshd::start(*host)?;
+                let here = directory.join(name);
+                let way = Way::File {
+                    path: directory.join(format!("{name}.source")),
+                    copied: Some(sshd.to(here.clone())),
+                };
+                (
+                    Self::File {
+                        kept: Kept(here),
+                        _sshd: Some(sshd),
+                    },
+                    way,
+                )
+            }
+            Strategy::Shared(directory) => {
+                let path = directory.join(name);
+                let way = Way::File {
+                    path: path.clone(),
+                    copied: None,
+                };
+                (
+                    Self::File {
+                        kept: Kept(path),
+                        _sshd: None,
+                    },
+                    way,
+                )
+            }
+        })
+    }
+
+    /// Some of it is there, or is to come.
+    pub fn take(&mut self, ahead: Ahead, image: Option<File>) -> Result<()> {
+        if let Self::Coming(coming) = self {
+            return coming.take(ahead);
+        }
+        let front = match (std::mem::replace(self, Self::Descriptor), image) {
+            (Self::Descriptor, Some(image)) => Front::of(image),
+            (Self::Pipeline(incoming), None) => Front::of_incoming(incoming)?,
+            // All of it is waited for first.
+            (other, _) => {
+                *self = other;
+                return Ok(());
+            }
+        };
+        let mut coming = Box::new(Coming::new(front)?);
+        coming.take(ahead)?;
+        *self = Self::Coming(coming);
+        Ok(())
+    }
+
+    /// The tree stands still: what of it has been read, and its image.
+    pub fn finish(self, image: Option<File>) -> Result<(Staging, File)> {
+        match (self, image) {
+            (Self::Coming(coming), _) => coming.finish(),
+            (Self::Descriptor, Some(image)) => Ok((Staging::default(), image)),
+            (Self::Pipeline(incoming) | Self::Kept { incoming, .. }, _) => {
+                Ok((Staging::default(), incoming.whole()?))
+            }
+            (Self::File { kept, .. }, _) => {
+                let file = File::open(&kept.0);
+                let file =
+                    file.map_err(|source| Error::io(kept.0.display().to_string(), source))?;
+                Ok((Staging::default(), file))
+            }
+            (Self::Descriptor, None) => Err(super::nonsense("it has no image")),
+        }
+    }
+}
