@@ -237,10 +237,11 @@ fn mpi_jobs_on_four_nodes_at_any_moment() {
     let _alone = fabric::one_job();
     for round in rounds("SNAPRIG_JOBS", 1) {
         let begun = Instant::now();
-        let kernel = KERNELS[round as usize % KERNELS.len()].name;
+        let index = round as usize % KERNELS.len();
+        let kernel = KERNELS[index].name;
         // In each turn of all kernels, each has another one.
         let turn = round as usize / KERNELS.len();
-        let fate = FATES[(round as usize + turn + 1) % FATES.len()];
+        let fate = FATES[(index + turn + 1) % FATES.len()];
         let pace = ["--pace-us", "500000"];
         let mut job = match fate {
             Fate::Moves => JobOnNodes::launched_beside_a_spare(kernel, &pace),
