@@ -124,7 +124,9 @@ fn who_cannot_move_stays() {
 }
 
 /// Who dies at a step of a move: the one whose tree it is, another one, or the one to whom it goes.
-const DEATHS: [[Option<&str>; 3]; 11] = [
+type Deaths = [Option<&'static str>; 3];
+
+const DEATHS: [Deaths; 11] = [
     [Some("move.begun"), None, None],
     [Some("move.saved"), None, None],
     [Some("move.sent"), None, None],
@@ -138,34 +140,80 @@ const DEATHS: [[Option<&str>; 3]; 11] = [
     [None, None, Some("move.decided")],
 ];
 
+/// While an image is on its way from one to the other.
+const DEATHS_ON_THE_WAY: [Deaths; 4] = [
+    [Some("move.sending"), None, None],
+    [Some("move.saved"), None, None],
+    [None, None, Some("move.coming")],
+    [None, None, Some("move.arrived")],
+];
+
+fn dies(strategy: &str, whoever: Deaths) {
+    let [source, other, heir] = whoever;
+    let mut trees = Trees::new();
+    streams(&mut trees, [source, other]);
+    trees.dump(false).unwrap();
+    trees.begin_move_by("server", strategy, heir);
+    if heir.is_some() {
+        assert_ne!(trees.last_ended(), 0, "{strategy}: {whoever:?}");
+    }
+    let over = ["has moved", "does not move", "is not reachable"];
+    wait_until(
+        &format!("{strategy}: {whoever:?}: the move is over"),
+        || over.iter().any(|said| trees.output().contains(said)),
+    );
+    let servers = runs(&trees, "stream_server");
+    assert!(servers <= 1, "{strategy}: {whoever:?}: {servers}");
+    // Who dies before it is decided to go there is not missed.
+    if matches!(heir, Some("move.coming" | "move.arrived" | "move.restored")) {
+        trees.dump(false).unwrap();
+        return are_right(&mut trees);
+    }
+    trees.kill_all();
+    fs::write(trees.directory.path().join("out"), "").unwrap();
+    trees.begin_restart(None);
+    are_right(&mut trees);
+}
+
 #[test]
 fn whoever_dies_at_a_step_there_is_one_of_the_tree_or_a_checkpoint_of_all() {
-    for [source, other, heir] in DEATHS {
-        let mut trees = Trees::new();
-        streams(&mut trees, [source, other]);
-        trees.dump(false).unwrap();
-        trees.begin_move("server", heir);
-        let whoever = [source, other, heir];
-        if heir.is_some() {
-            assert_ne!(trees.last_ended(), 0, "{whoever:?}");
-        }
-        let over = ["has moved", "does not move", "is not reachable"];
-        wait_until(&format!("{whoever:?}: the move is over"), || {
-            over.iter().any(|said| trees.output().contains(said))
-        });
-        let servers = runs(&trees, "stream_server");
-        assert!(servers <= 1, "{whoever:?}: {servers}");
-        // Who dies before it is decided to go there is not missed.
-        if matches!(heir, Some("move.arrived" | "move.restored")) {
-            trees.dump(false).unwrap();
-            are_right(&mut trees);
-            continue;
-        }
-        trees.kill_all();
-        fs::write(trees.directory.path().join("out"), "").unwrap();
-        trees.begin_restart(None);
-        are_right(&mut trees);
+    for whoever in DEATHS {
+        dies("", whoever);
     }
+}
+
+#[test]
+fn whoever_dies_while_an_image_is_on_its_way_there_is_one_of_the_tree() {
+    for strategy in ["ppmr", "pre-copy", "rdma-local"] {
+        for whoever in DEATHS_ON_THE_WAY {
+            dies(strategy, whoever);
+        }
+    }
+}
+
+#[test]
+fn whoever_dies_while_a_file_is_copied_there_is_one_of_the_tree() {
+    for whoever in [
+        [Some("move.sending"), None, None],
+        [None, None, Some("move.arrived")],
+    ] {
+        dies("shared", whoever);
+    }
+}
+
+#[test]
+fn a_member_moves_by_each_way_that_its_image_may_take() {
+    let mut trees = Trees::new();
+    streams(&mut trees, [None, None]);
+    for (times, strategy) in (1..).zip(["ppmr", "pre-copy", "rdma-local", "shared"]) {
+        trees.begin_move_by("server", strategy, None);
+        wait_until(&format!("server has moved by {strategy}"), || {
+            trees.output().matches("server has moved").count() == times
+        });
+        assert_eq!(runs(&trees, "stream_server"), 1);
+    }
+    trees.dump(false).unwrap();
+    are_right(&mut trees);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!     snaprig-ckpt-driver launch DIR PROGRAM ARGUMENTS... | dump DIR [kill] [full] | restart DIR [ROUND]
 //!         | migrate DIR SOCKET | receive DIR SOCKET | receive DIR HOST:PORT TOKEN
 //!     snaprig-ckpt-driver launch-in JOB NAME PROGRAM ARGUMENTS... | dump-job JOB [kill] [full] [MODE]
-//!         | restart-job JOB [NAME]
+//!         | restart-job JOB [NAME] | move JOB NAME [STRATEGY]
 //!     snaprig-ckpt-driver coordinate JOB [ADDRESS]
 //!     snaprig-ckpt-driver plugin SOCKET
 //!
@@ -16,6 +16,7 @@ use std::{
     ffi::OsString,
     fs, io,
     io::{Read, Write},
+    net::Ipv4Addr,
     os::{fd::AsRawFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::exit,
@@ -24,10 +25,32 @@ use std::{
 };
 
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
+use snaprig_ppmr::Buffers;
 use snaprig_supervisor::{
-    Error, Job, JobDump, Mode, Options, Policy, Program, Reply, Reporter, Request, Schedule,
-    Settings, Target, faults,
+    Error, Job, JobDump, Mode, Options, Pipelined, Policy, Program, Reply, Reporter, Request,
+    Schedule, Settings, Strategy, Target, faults,
 };
+
+/// How the image of a member that moves comes here.
+fn strategy(name: Option<&str>, job: &Path) -> Strategy {
+    let host = Ipv4Addr::LOCALHOST.into();
+    let pipelined = Pipelined {
+        host,
+        buffers: Buffers {
+            pool_bytes: 1 << 20,
+            chunk_bytes: 64 << 10,
+        },
+        mode: snaprig_ppmr::Mode::Pull,
+        pre_copy: name == Some("pre-copy"),
+    };
+    match name {
+        Some("ppmr" | "pre-copy") => Strategy::Pipeline(pipelined),
+        Some("rdma-local") => Strategy::RdmaLocal(pipelined, job.into()),
+        Some("local") => Strategy::Local(host, job.into()),
+        Some("shared") => Strategy::Shared(job.into()),
+        _ => Strategy::Descriptor,
+    }
+}
 
 /// How long a phase may take here.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -173,7 +196,7 @@ fn run(command: Option<&str>, directory: &Path, rest: &[OsString]) -> Result<i32
                 &job,
                 member,
                 PATIENCE,
-                &snaprig_supervisor::Strategy::default(),
+                &strategy(rest.get(1).and_then(|name| name.to_str()), directory),
                 |moved| {
                     if let Ok(moved) = moved {
                         println!("{} has moved", moved.member);

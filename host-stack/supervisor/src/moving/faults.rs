@@ -3,6 +3,10 @@
 snaprig_wire::fault_points! {
     /// All: a move begins.
     BEGUN = "move.begun", "a move begins", [Crash];
+    /// Source: the image is on its way, but for its end.
+    SENDING = "move.sending", "source: the image is on its way", [Crash];
+    /// Heir: some of the image has come through a pipeline, to whoever takes it there.
+    COMING = "move.coming", "who takes the image: some of it has come", [Crash];
     /// Source: the tree stands still, and is in the image.
     SAVED = "move.saved", "source: the tree is in the image", [Crash];
     /// Source: its heir has been given everything.

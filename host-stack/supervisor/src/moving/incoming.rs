@@ -25,8 +25,12 @@ use snaprig_ppmr::{
     driver::target::{Takes, TargetNode},
 };
 use snaprig_resources::error::{Error, Result};
+use snaprig_tracee::faults::{begin_round, reached};
 
-use super::way::{Pipelined, ToTarget};
+use super::{
+    faults,
+    way::{Pipelined, ToTarget},
+};
 
 /// What is read at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -143,6 +147,7 @@ impl Drop for Incoming {
 
 /// In a process of its own: takes an image.
 fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWriter) {
+    begin_round();
     let mut take = || -> io::Result<()> {
         let takes = Takes {
             buffers: pipelined.buffers,
@@ -162,6 +167,7 @@ fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWrite
             }
             to.write_all(&buffer[..count])?;
             here += count as u64;
+            reached(&faults::COMING);
             writeln!(says, "{AT}{here}")?;
         }
         // Of memory there is none to wait for.

@@ -129,6 +129,7 @@ impl Leaving {
             handover.send_ahead(Ahead { large, written }, None)?;
         }
         self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?), None);
+        reached(&faults::SENDING);
         Ok(())
     }
 

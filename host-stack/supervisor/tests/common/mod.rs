@@ -632,6 +632,11 @@ impl Trees {
         self.start(&[], at, &["move", "job", member]);
     }
 
+    /// The same, by a way that its image takes.
+    pub fn begin_move_by(&mut self, member: &str, strategy: &str, at: Option<&str>) {
+        self.start(&[], at, &["move", "job", member, strategy]);
+    }
+
     /// The exit status of the one that was started last, when it has ended.
     pub fn last_ended(&mut self) -> i32 {
         let mut others = std::mem::take(&mut self.supervisors);
