@@ -38,6 +38,7 @@ const FILES: &[&str] = &[
 
 fn main() {
     snaprig_test_needs::tell();
+    snaprig_test_needs::tell_root();
     snaprig_test_needs::tell_mounts("has_user_namespaces", "tmpfs", &["--map-root-user"]);
     snaprig_test_needs::tell_networks("has_network_namespaces");
     snaprig_test_needs::tell_programs(PROGRAMS);

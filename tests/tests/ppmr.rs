@@ -4,10 +4,15 @@
 mod checkpointed;
 mod fabric;
 
-use std::{path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+};
 
-use checkpointed::JobOnNodes;
-use fabric::{SNAPRIG, assert_success, one_job};
+use checkpointed::{JobOnNodes, lines_of};
+use fabric::{SNAPRIG, TIMEOUT, assert_success, one_job};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// So slowly that a kernel is at work while it is migrated a few times.
 const SLOWLY: [&str; 2] = ["--pace-us", "300000"];
@@ -24,49 +29,79 @@ fn migrate(job: &Path, from: &str, to: &str, how: &[&str]) -> serde_json::Value 
     serde_json::from_slice(&migrated.stdout).expect("JSON")
 }
 
-/// There and back, and there once more.
-fn comes_and_goes(kernel: &str, how: &[&str]) {
+/// There and back, each time by the next of these ways; no image is left.
+fn comes_and_goes(kernel: &str, ways: &[&[&str]]) {
     let _alone = one_job();
     let mut job = JobOnNodes::launched_beside_a_spare(kernel, &SLOWLY);
     let directory = job.job();
-    let how: Vec<String> = how
-        .iter()
-        .map(|word| word.replace("FILES", &directory.display().to_string()))
-        .collect();
-    let how: Vec<&str> = how.iter().map(String::as_str).collect();
-    for (from, to) in [("node3", "node5"), ("node5", "node3"), ("node2", "node5")] {
-        let migrated = migrate(&directory, from, to, &how);
-        assert_eq!(migrated["to"], to);
+    let files = directory.join("files");
+    fs::create_dir(&files).expect("a directory");
+    let path = files.to_str().expect("a name");
+    let mut places = ["node3", "node5"];
+    for way in ways {
+        let migrated = migrate(
+            &directory,
+            places[0],
+            places[1],
+            &[*way, &["--files", path]].concat(),
+        );
+        assert_eq!(migrated["to"], places[1]);
         assert!(migrated["blackout_ms"].as_f64() <= migrated["took_ms"].as_f64());
+        places.reverse();
     }
     assert_eq!(job.ended(), job.kernel.golden);
-    let left: Vec<_> = std::fs::read_dir(&directory)
-        .expect("a directory")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.len() >= 32)
-        .collect();
-    assert!(left.is_empty(), "images are left: {left:?}");
+    assert_eq!(fs::read_dir(&files).expect("a directory").count(), 0);
 }
 
 macro_rules! migrations {
-    ($($test:ident: $kernel:literal, $how:expr;)*) => {
+    ($($test:ident: $kernel:literal, $ways:expr;)*) => {
         $(
             #[test]
             #[cfg_attr(not(has_program = "mpicc"), ignore = "mpicc is not installed (ci/setup)")]
             #[cfg_attr(not(has_program = "mpirun"), ignore = "mpirun is not installed (ci/setup)")]
+            #[cfg_attr(not(has_file = "/usr/sbin/sshd"), ignore = "sshd is not installed (ci/setup)")]
             fn $test() {
-                comes_and_goes($kernel, &$how);
+                comes_and_goes($kernel, $ways);
             }
         )*
     };
 }
 
 migrations! {
-    pipelined: "lu", ["--strategy", "ppmr"];
-    pipelined_by_writes: "lu", ["--strategy", "ppmr", "--push", "--pool", "1M", "--chunk", "64K"];
-    pipelined_ahead: "onesided", ["--strategy", "ppmr", "--pre-copy"];
-    pipelined_to_a_file: "lu", ["--strategy", "rdma-local"];
-    shared: "lu", ["--strategy", "shared", "--files", "FILES"];
+    pipelined_by_reads_by_writes_and_ahead: "lu", &[
+        &["--strategy", "ppmr"],
+        &["--strategy", "ppmr", "--push", "--pool", "1M", "--chunk", "64K"],
+        &["--strategy", "ppmr", "--pre-copy"],
+    ];
+    by_files: "bt", &[
+        &["--strategy", "rdma-local"],
+        &["--strategy", "local"],
+        &["--strategy", "shared"],
+    ];
+    again_and_again: "sp", &[&[], &[], &[]];
+}
+
+/// A small file system, for as long as a test runs.
+struct Small(tempfile::TempDir);
+
+impl Small {
+    fn mounted() -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]);
+        let mounted = mount.arg(directory.path()).status().expect("mount(8)");
+        assert!(mounted.success());
+        Self(directory)
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.0.path())
+            .status();
+    }
 }
 
 #[test]
@@ -78,10 +113,71 @@ migrations! {
     not(has_program = "mpirun"),
     ignore = "mpirun is not installed (ci/setup)"
 )]
+#[cfg_attr(not(is_root), ignore = "root mounts file systems")]
+fn without_room_for_an_image_all_stays_where_it_is() {
+    let _alone = one_job();
+    // Nodes have the mounts that there are when they start.
+    let small = Small::mounted();
+    let mut job = JobOnNodes::launched_beside_a_spare("lu", &SLOWLY);
+    for strategy in ["shared", "rdma-local"] {
+        let mut migrate = Command::new(SNAPRIG);
+        migrate.args(["ppmr", "migrate", "--job"]).arg(job.job());
+        migrate.args(["--from", "node3", "--strategy", strategy]);
+        let refused = migrate.arg("--files").arg(small.0.path()).output();
+        let refused = refused.expect("snaprig starts");
+        let why = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success(), "{why}");
+        assert!(why.contains("node3 stays where it is"), "{why}");
+    }
+    migrate(&job.job(), "node3", "node5", &[]);
+    assert_eq!(job.ended(), job.kernel.golden);
+}
+
+/// A file names a node, then a signal comes; where processes go is a command's to say.
+#[test]
 #[cfg_attr(
-    not(has_file = "/usr/sbin/sshd"),
-    ignore = "sshd is not installed (ci/setup)"
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
 )]
-fn copied() {
-    comes_and_goes("lu", &["--strategy", "local"]);
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn a_node_that_is_about_to_fail_is_left() {
+    const FIRST_SPARE: &str = r#"sed -n 's/.*"spares":\["\([^"]*\).*/\1/p'"#;
+    let _alone = one_job();
+    let mut job = JobOnNodes::launched_beside_a_spare("lu", &SLOWLY);
+    let directory = job.job();
+    let failing = directory.join("failing");
+    let mut watch = Command::new(SNAPRIG);
+    watch
+        .args(["ppmr", "watch", "--json", "--job"])
+        .arg(&directory);
+    watch.args(["--every", "0.2", "--times", "2", "--node", "node2"]);
+    watch.args(["--above", "70", "--policy", FIRST_SPARE]);
+    watch.arg("--health-file").arg(&failing);
+    let mut watch = watch
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("snaprig starts");
+    let said = lines_of(watch.stdout.take().expect("it is piped"));
+    let next = || -> serde_json::Value {
+        let line = said.recv_timeout(TIMEOUT).expect("a migration");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    fs::write(&failing, "node1 69.5\nnode3 70.5\n").expect("a file");
+    let left = next();
+    assert_eq!(
+        (&left["from"], &left["to"]),
+        (&"node3".into(), &"node5".into())
+    );
+    fs::remove_file(&failing).expect("a file");
+    kill_process(Pid::from_child(&watch), Signal::USR1).expect("it runs");
+    let left = next();
+    assert_eq!(
+        (&left["from"], &left["to"]),
+        (&"node2".into(), &"node3".into())
+    );
+    assert_eq!(job.ended(), job.kernel.golden);
+    assert!(watch.wait().expect("it ends with the job").success());
 }

@@ -27,6 +27,7 @@ mod programs;
 mod report;
 mod sdk;
 mod serve;
+mod signals;
 mod size;
 mod snapify;
 mod snapshot;

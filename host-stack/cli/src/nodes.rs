@@ -294,22 +294,11 @@ impl<'a> Members<'a> {
         member.args([nodes::PROCESS, node]).arg(words).spawn()
     }
 
-    /// Who is where; whoever moves is where it was until it has moved.
+    /// Who is where; whoever moves is where it was until it has ended there.
     fn write_places(&mut self) -> io::Result<()> {
         let mut at: BTreeMap<&str, &str> = BTreeMap::new();
-        for Running {
-            member,
-            node,
-            request,
-            ..
-        } in &self.running
-        {
-            let moves = request.as_ref().filter(|request| {
-                matches!(request.what, Wanted::Member(..)) && !request.is_answered()
-            });
-            if moves.is_none() {
-                at.insert(member, node);
-            }
+        for Running { member, node, .. } in &self.running {
+            at.entry(member).or_insert(node);
         }
         let place = |number: u32| {
             let node = format!("node{number}");

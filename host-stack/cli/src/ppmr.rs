@@ -1,6 +1,7 @@
 //! `snaprig ppmr`: pipelined process migration with RDMA, as a job manager sees it.
 
 mod migrate;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -13,6 +14,8 @@ use crate::AnyError;
 pub enum Command {
     /// Have all processes of a node of a running job go on at a spare node, while all others pause
     Migrate(migrate::Options),
+    /// Watch the nodes of a running job, and leave one before it fails: when a source of health, or SIGUSR1, says so
+    Watch(watch::Options),
 }
 
 impl Command {
@@ -20,6 +23,7 @@ impl Command {
     pub fn run(&self) -> Result<ExitCode, AnyError> {
         match self {
             Self::Migrate(options) => migrate::run(options),
+            Self::Watch(options) => watch::run(options),
         }
     }
 }

@@ -1,10 +1,14 @@
 //! All members of a job that are on one node go on at another one.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    thread,
+};
 
 use clap::Args;
 use serde::Serialize;
-use snaprig_fabric::nodes::requests::{self, Peopled};
+use snaprig_fabric::nodes::requests::{self, LOOK_EVERY, Peopled};
 
 use crate::{
     AnyError,
@@ -14,26 +18,40 @@ use crate::{
     },
 };
 
-/// What `ppmr migrate` is told.
+/// Of which job, and how.
 #[derive(Args)]
-pub struct Options {
+pub struct Migration {
     /// Directory of the job, which `snaprig nodes --job` runs
     #[arg(long, value_name = "DIR", env = "SNAPRIG_CKPT_JOB")]
     job: PathBuf,
+    /// The way that its memory takes
+    #[arg(long, value_enum, default_value_t = Name::Ppmr)]
+    strategy: Name,
+    #[command(flatten)]
+    how: How,
+    /// How long each step of a migration may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    patience: f64,
+}
+
+impl Migration {
+    /// The job's directory.
+    pub fn job(&self) -> &Path {
+        &self.job
+    }
+}
+
+/// What `ppmr migrate` is told.
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    migration: Migration,
     /// The node that processes leave
     #[arg(long, value_name = "NODE")]
     from: String,
     /// The node that they come to [default: the first that has none]
     #[arg(long, value_name = "NODE")]
     to: Option<String>,
-    /// The way that their memory takes
-    #[arg(long, value_enum, default_value_t = Name::Ppmr)]
-    strategy: Name,
-    #[command(flatten)]
-    how: How,
-    /// How long each step of it may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
-    patience: f64,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -41,7 +59,7 @@ pub struct Options {
 
 /// What came of it.
 #[derive(Serialize)]
-struct Migrated {
+pub struct Migrated {
     from: String,
     to: String,
     /// How long processes of the node ran nowhere, in all.
@@ -52,40 +70,62 @@ struct Migrated {
 
 /// Moves them, one after the other.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
-    let places = requests::places(&nodes_of(&options.job)?)?;
-    let from = find(&places, &options.from)?;
-    if from.members.is_empty() {
-        return Err(format!("{} has no processes of the job", from.node).into());
-    }
-    let to = match &options.to {
-        Some(to) => find(&places, to)?,
-        None => spare(&places)?,
-    };
-    if to.node == from.node {
-        return Err(format!("its processes are on {} already", to.node).into());
-    }
-    let mut words = options.how.words(options.strategy);
-    words.extend(["--patience".into(), options.patience.to_string().into()]);
-    let mut members = Vec::new();
-    for member in &from.members {
-        members.push(move_to(&options.job, member, &to.node, &words)?);
-    }
-    let sum = |of: fn(&Moved) -> f64| members.iter().map(of).sum();
-    let migrated = Migrated {
-        from: from.node.clone(),
-        to: to.node.clone(),
-        blackout_ms: sum(|moved| moved.blackout_ms),
-        took_ms: sum(|moved| moved.took_ms),
-        members,
-    };
+    let migrated = migrate(&options.migration, &options.from, options.to.as_deref())?;
     migrated.print(options.json)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// All members of a node go on at another one, or at one that is spare.
+pub fn migrate(migration: &Migration, from: &str, to: Option<&str>) -> Result<Migrated, AnyError> {
+    let Migration {
+        job,
+        strategy,
+        how,
+        patience,
+    } = migration;
+    let nodes = nodes_of(job)?;
+    let places = requests::places(&nodes)?;
+    let from = find(&places, from)?;
+    if from.members.is_empty() {
+        return Err(format!("{} has no processes of the job", from.node).into());
+    }
+    let to = match to {
+        Some(to) => &*find(&places, to)?.node,
+        None => spares(&places).first().copied().ok_or(
+            "no node is spare: start the job on more (`snaprig nodes COUNT`) than it uses, or say --to",
+        )?,
+    };
+    if to == from.node {
+        return Err(format!("its processes are on {to} already").into());
+    }
+    let mut words = how.words(*strategy);
+    words.extend(["--patience".into(), patience.to_string().into()]);
+    let mut members = Vec::new();
+    for member in &from.members {
+        members.push(move_to(job, member, to, &words)?);
+        // Whoever asks next where it is hears that.
+        while find(&requests::places(&nodes)?, &from.node)?
+            .members
+            .contains(member)
+        {
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+    let sum = |of: fn(&Moved) -> f64| members.iter().map(of).sum();
+    Ok(Migrated {
+        from: from.node.clone(),
+        to: to.to_owned(),
+        blackout_ms: sum(|moved| moved.blackout_ms),
+        took_ms: sum(|moved| moved.took_ms),
+        members,
+    })
+}
+
 impl Migrated {
-    fn print(&self, json: bool) -> Result<(), AnyError> {
+    /// Says so.
+    pub fn print(&self, json: bool) -> Result<(), AnyError> {
         if json {
-            println!("{}", serde_json::to_string_pretty(self)?);
+            println!("{}", serde_json::to_string(self)?);
             return Ok(());
         }
         println!(
@@ -107,9 +147,8 @@ fn find<'a>(places: &'a [Peopled], node: &str) -> Result<&'a Peopled, AnyError> 
     })
 }
 
-fn spare(places: &[Peopled]) -> Result<&Peopled, AnyError> {
-    let spare = places.iter().find(|place| place.members.is_empty());
-    spare.ok_or_else(|| {
-        "no node is spare: start the job on more (`snaprig nodes COUNT`) than mpirun uses, or say --to".into()
-    })
+/// Nodes without processes of the job.
+pub fn spares(places: &[Peopled]) -> Vec<&str> {
+    let spare = places.iter().filter(|place| place.members.is_empty());
+    spare.map(|place| &*place.node).collect()
 }

@@ -2,10 +2,9 @@
 
 use std::{
     collections::BTreeSet,
-    io,
     path::{Path, PathBuf},
     process::ExitCode,
-    ptr, thread,
+    thread,
     time::Duration,
 };
 
@@ -14,7 +13,7 @@ use snaprig_scif::client::rig_from_environment;
 use snaprig_snapify::oversubscribe::{self, Oversubscriber, Report, policy::Settings};
 
 use super::existing;
-use crate::AnyError;
+use crate::{AnyError, signals};
 
 /// The most that is shown of a program's name.
 const NAME_MAX: usize = 15;
@@ -58,7 +57,7 @@ fn rig(named: Option<&Path>) -> Result<PathBuf, AnyError> {
 /// Runs until it is interrupted, or the rig ends.
 pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     // Before there are other threads, which must not take the signals.
-    let signals = block_signals()?;
+    let signals = signals::block(&signals::ENDS)?;
     let settings = Settings {
         quantum: Duration::from_millis(options.quantum),
         ..Settings::default()
@@ -71,7 +70,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     eprintln!("processes take turns; interrupt to end that");
     let stop = oversubscriber.stopper();
     thread::spawn(move || {
-        wait_for(&signals);
+        signals.wait();
         stop();
     });
     let report = oversubscriber.wait().ok_or("the arbiter has failed")?;
@@ -87,29 +86,6 @@ pub fn evacuate(options: &Evacuate) -> Result<ExitCode, AnyError> {
     let rig = rig(options.rig.as_deref())?;
     oversubscribe::tell_failing(&rig, options.card, !options.cancel)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// SIGINT and SIGTERM wait from now on.
-fn block_signals() -> io::Result<libc::sigset_t> {
-    // SAFETY: all zeros are a valid set, which sigemptyset makes an empty one; it is this function's alone while the calls
-    // write to it or read it.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGINT);
-        libc::sigaddset(&raw mut set, libc::SIGTERM);
-        match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) {
-            0 => Ok(set),
-            errno => Err(io::Error::from_raw_os_error(errno)),
-        }
-    }
-}
-
-/// Waits for one of them.
-fn wait_for(signals: &libc::sigset_t) {
-    let mut signal = 0;
-    // SAFETY: both are valid for the call. It fails only for a set that is none.
-    unsafe { libc::sigwait(signals, &raw mut signal) };
 }
 
 /// A table of at most 80 columns, and what it comes to.
