@@ -32,6 +32,7 @@ fn target() -> Arc<TargetNode> {
         buffers: BUFFERS,
         streams_max: 16,
         times: times(),
+        ..Takes::default()
     };
     Arc::new(TargetNode::listen(&any, &token(), takes).unwrap())
 }
@@ -50,6 +51,7 @@ fn source(target: &TargetNode, mode: Mode, ranks: std::ops::Range<u32>) -> Sourc
         mode,
         times: times(),
         ranks: ranks.collect(),
+        ..Moves::default()
     };
     SourceNode::connect(&target.address(), &token(), moves).unwrap()
 }
