@@ -90,6 +90,8 @@ fn a_socket_of_the_file_system_is_as_good() {
     let target = TargetNode::listen(&address, &token(), Takes::default()).unwrap();
     assert_eq!(target.address(), address);
     assert_serves(&target);
+    drop(target);
+    assert_eq!(directory.path().read_dir().unwrap().count(), 0);
 }
 
 #[test]

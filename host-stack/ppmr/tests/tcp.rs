@@ -188,3 +188,17 @@ fn who_dies_is_noticed_at_both_sides() {
     assert!(rank == 5 && bytes.unwrap() == image(5));
     assert_eq!(writing.join().unwrap(), Ok(()));
 }
+
+#[test]
+fn a_target_that_goes_once_all_is_read_has_said_so() {
+    for _ in 0..30 {
+        let target = target();
+        let node = source(&target, Mode::Pull, 0..1);
+        let mut writer = node.writer(0);
+        writer.write_all(b"all").unwrap();
+        writer.end();
+        let (_, bytes) = read(target.next_reader().unwrap()).join().unwrap();
+        drop(target);
+        assert_eq!((bytes.unwrap(), node.wait(0)), (b"all".to_vec(), Ok(())));
+    }
+}

@@ -55,11 +55,11 @@ pub struct End {
     pub rkey: u32,
 }
 
-/// Which side a node is, and what others do to its pool.
+/// Which side of a connection a node is, and so what the other one may do to its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Source(Mode),
-    Target,
+    Target(Mode),
 }
 
 /// What a node can.
@@ -83,16 +83,16 @@ struct Answer {
 }
 
 impl Ways {
-    /// What a node can do with its pool. If it is to be RDMA, and cannot be, that is an error.
+    /// What a node can that is to be these sides of connections. If it is to be RDMA, and cannot be, that is an error.
     pub fn new(
         transport: Transport,
         port: &Port,
         memory: &Arc<Memory>,
-        side: Side,
+        sides: &[Side],
     ) -> io::Result<Self> {
         let device = match transport {
             Transport::Tcp => Err("this side takes TCP".into()),
-            Transport::Auto | Transport::Rdma => Device::open(port, memory, side),
+            Transport::Auto | Transport::Rdma => Device::open(port, memory, sides),
         };
         match (transport, &device) {
             (Transport::Rdma, Err(why)) => Err(impossible(why)),
@@ -132,7 +132,9 @@ impl Ways {
     pub fn answer(&self, with: &mut (impl Read + Write)) -> io::Result<Option<Pair>> {
         let offer: Offer = receive(with, BYTES_MAX)?;
         let pair = match offer.rdma {
-            Some(end) => self.pair(Side::Target).and_then(|pair| pair.connect(&end)),
+            Some(end) => self
+                .pair(Side::Target(offer.mode))
+                .and_then(|pair| pair.connect(&end)),
             None => Err("the source has no device".into()),
         };
         let short = |why: &String| why.chars().take(WHY_MAX).collect();
@@ -182,4 +184,32 @@ fn impossible(why: &str) -> io::Error {
         "chunks cannot go by RDMA: {why}; look for a port that is active (ibv_devinfo) at both sides, or let both take TCP"
     );
     io::Error::new(io::ErrorKind::Unsupported, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::net::UnixStream, thread};
+
+    fn agree(tcp: [bool; 2]) -> [io::Result<Option<Pair>>; 2] {
+        let [source, target] = tcp.map(|is_tcp| Ways {
+            is_tcp,
+            device: Err("no device".into()),
+        });
+        let (mut own, mut peer) = UnixStream::pair().unwrap();
+        let target = thread::spawn(move || target.answer(&mut peer));
+        [source.offer(&mut own, Mode::Pull), target.join().unwrap()]
+    }
+
+    #[test]
+    fn without_a_device_it_is_tcp_or_both_say_why_not() {
+        assert!(agree([true; 2]).iter().all(|way| matches!(way, Ok(None))));
+        for tcp in [[true, false], [false, true], [false, false]] {
+            for way in agree(tcp) {
+                let error = way.unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+                assert!(error.to_string().contains("device"), "{error}");
+            }
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::{
     io::{self, Read, Write},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use serde::{Serialize, de::DeserializeOwned};
@@ -24,6 +25,9 @@ use crate::{
 const READ_BYTES: usize = 64 << 10;
 /// Messages that wait to leave: two for each chunk that there may be are never agreed on.
 const MESSAGES_MAX: usize = 2 * CHUNKS_MAX as usize;
+
+/// How long the other side may take to let in what was said to it last.
+const LINGER_MAX: Duration = Duration::from_millis(200);
 
 /// What a connection's threads tell its node.
 pub trait Node: Send + Sync + 'static {
@@ -91,6 +95,15 @@ impl<N: Node> Drop for Alive<N> {
     }
 }
 
+/// A thread, which ends the others with itself, even by a panic.
+struct Ends<N: Node>(Arc<Alive<N>>);
+
+impl<N: Node> Drop for Ends<N> {
+    fn drop(&mut self) {
+        self.0.0.lost();
+    }
+}
+
 impl Connection {
     /// Runs a connection. Whether its chunks are there to be read by the other side, or to be written where it is told to
     /// ([`Self::expect`]).
@@ -119,7 +132,7 @@ impl Connection {
                 Chunks::Rdma(chunks)
             }
         };
-        start(&alive, move |_| say(&to_say, says));
+        start(&alive, move |_| say(to_say, says));
         start(&alive, move |node| hear(hears, node));
         Ok(Self {
             messages,
@@ -181,6 +194,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        // That an image is whole, say, is what the other side waits for.
+        self.messages.wait(LINGER_MAX);
         self.end();
     }
 }
@@ -190,15 +205,14 @@ pub fn start<N: Node>(
     alive: &Arc<Alive<N>>,
     run: impl FnOnce(&N) -> io::Result<()> + Send + 'static,
 ) {
-    let alive = alive.clone();
+    let ends = Ends(alive.clone());
     thread::spawn(move || {
         // Why a connection has ended is nothing that its streams could do something about.
-        let _ = run(&alive.0);
-        alive.0.lost();
+        let _ = run(&ends.0.0);
     });
 }
 
-fn say(messages: &Taker<Vec<u8>>, mut to: Stream) -> io::Result<()> {
+fn say(mut messages: Taker<Vec<u8>>, mut to: Stream) -> io::Result<()> {
     while let Some(message) = messages.take() {
         to.write_all(&message)?;
     }

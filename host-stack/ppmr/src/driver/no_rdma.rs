@@ -22,7 +22,7 @@ pub enum Chunks {}
 pub enum Thread {}
 
 impl Device {
-    pub fn open(_: &Port, _: &Arc<Memory>, _: Side) -> Result<Arc<Self>, String> {
+    pub fn open(_: &Port, _: &Arc<Memory>, _: &[Side]) -> Result<Arc<Self>, String> {
         Err("this program is built without it (feature `rdma` of snaprig-ppmr)".into())
     }
 }

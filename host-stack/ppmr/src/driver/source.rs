@@ -82,7 +82,7 @@ impl SourceNode {
         let since = Since(Instant::now());
         let machine = Source::new(config, since.now()).map_err(invalid)?;
         let mode = moves.mode;
-        let ways = Ways::new(moves.transport, &moves.port, &memory, Side::Source(mode))?;
+        let ways = Ways::new(moves.transport, &moves.port, &memory, &[Side::Source(mode)])?;
         let link = door::connect(target, token, &ways, mode)?;
         let shared = Arc::new(Shared {
             memory: memory.clone(),

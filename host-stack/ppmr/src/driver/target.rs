@@ -23,7 +23,7 @@ use super::{
     transport::{Port, Transport},
 };
 use crate::{
-    Buffers, Digest, Failure, Ns, Target, Times,
+    Buffers, Digest, Failure, Mode, Ns, Target, Times,
     message::{ToSource, ToTarget},
     target::{Config, Input, Output, StreamId},
 };
@@ -64,6 +64,8 @@ impl Default for Takes {
 pub struct TargetNode {
     shared: Arc<Shared<Taking>>,
     address: Address,
+    /// None: it has ended.
+    serves: Option<thread::JoinHandle<()>>,
     begun: Mutex<Receiver<StreamId>>,
 }
 
@@ -100,7 +102,8 @@ impl TargetNode {
         };
         let since = Since(Instant::now());
         let machine = Target::new(config, since.now()).map_err(invalid)?;
-        let ways = Ways::new(takes.transport, &takes.port, &memory, Side::Target)?;
+        let sides = [Mode::Pull, Mode::Push].map(Side::Target);
+        let ways = Ways::new(takes.transport, &takes.port, &memory, &sides)?;
         let door = Door::open(address, token, ways)?;
         let address = door.address()?;
         let (begin, begins) = channel();
@@ -120,7 +123,7 @@ impl TargetNode {
             changed: Condvar::new(),
         });
         let (waits, connects) = (shared.clone(), shared.clone());
-        thread::spawn(move || {
+        let serves = thread::spawn(move || {
             let is_over = || lock(&waits.state).is_over();
             door.serve(is_over, move |link| connects.connect(link));
         });
@@ -129,6 +132,7 @@ impl TargetNode {
         Ok(Self {
             shared,
             address,
+            serves: Some(serves),
             begun: Mutex::new(begins),
         })
     }
@@ -154,8 +158,12 @@ impl Drop for TargetNode {
         };
         drop(gone);
         self.shared.changed.notify_all();
-        // Who waits for connections looks.
-        let _ = self.address.connect(WAKE_MAX);
+        // Who waits for sources looks, and takes the name of a Unix socket away.
+        if self.address.connect(WAKE_MAX).is_ok()
+            && let Some(serves) = self.serves.take()
+        {
+            let _ = serves.join();
+        }
     }
 }
 

@@ -16,11 +16,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{self, Read, Write},
+    io::{self, Read},
     os::fd::AsFd,
     sync::{Arc, Mutex},
 };
 
+use rustix::{io::Errno, net::SendFlags};
 use snaprig_peers::Stream;
 use vm_memory::{ReadVolatile, VolatileMemoryError, WriteVolatile};
 
@@ -232,18 +233,35 @@ impl Threads {
             memory,
         } = self;
         let of_memory = memory.clone();
-        start(alive, move |_| send(&to_do, &of_memory, sends));
+        start(alive, move |_| send(to_do, &of_memory, sends));
         start(alive, move |node| {
             receive(receives, &memory, &agreed, &answers, node)
         });
     }
 }
 
-fn send(jobs: &Taker<Job>, memory: &Memory, mut to: Stream) -> io::Result<()> {
+fn send(mut jobs: Taker<Job>, memory: &Memory, to: Stream) -> io::Result<()> {
     while let Some(Job { head, from }) = jobs.take() {
-        to.write_all(&head.encode())?;
-        if let Some(bytes) = from.and_then(|slot| memory.part(slot, 0, head.bytes)) {
+        let bytes = from.and_then(|slot| memory.part(slot, 0, head.bytes));
+        send_head(&to, head, bytes.is_some())?;
+        if let Some(bytes) = bytes {
             to.as_fd().write_all_volatile(&bytes).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends a head; one that a chunk follows leaves in a packet with its first bytes.
+fn send_head(to: &Stream, head: Head, is_followed: bool) -> io::Result<()> {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::MORE, is_followed);
+    let bytes = head.encode();
+    let mut left = &bytes[..];
+    while !left.is_empty() {
+        match rustix::net::send(to, left, flags) {
+            Ok(count) => left = &left[count..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())

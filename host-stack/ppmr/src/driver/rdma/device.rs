@@ -44,7 +44,7 @@ pub struct LocalPort {
 
 impl Device {
     /// Opens the one that is meant, and has it know the pool.
-    pub fn open(port: &Port, memory: &Arc<Memory>, side: Side) -> Result<Arc<Self>, String> {
+    pub fn open(port: &Port, memory: &Arc<Memory>, sides: &[Side]) -> Result<Arc<Self>, String> {
         let (context, number, attributes) = find(port)?;
         let port = LocalPort {
             number,
@@ -56,7 +56,9 @@ impl Device {
         // No device has more than 255; one with none cannot.
         let reads = [limits.max_qp_init_rd_atom(), limits.max_qp_rd_atom()];
         let domain = context.alloc_pd().map_err(text)?;
-        let region = raw::register(&domain, memory, access(side)).map_err(text)?;
+        let all = sides.iter().map(|side| access(*side));
+        let all = all.fold(AccessFlags::none(), |all, one| all | one);
+        let region = raw::register(&domain, memory, all).map_err(text)?;
         Ok(Arc::new(Self {
             region,
             memory: memory.clone(),
@@ -69,12 +71,13 @@ impl Device {
     }
 }
 
-/// What others do to a pool.
+/// What is done to a pool over a connection.
 pub fn access(side: Side) -> AccessFlags {
     match side {
         Side::Source(Mode::Pull) => AccessFlags::RemoteRead,
         Side::Source(Mode::Push) => AccessFlags::none(),
-        Side::Target => AccessFlags::LocalWrite | AccessFlags::RemoteWrite,
+        Side::Target(Mode::Pull) => AccessFlags::LocalWrite,
+        Side::Target(Mode::Push) => AccessFlags::LocalWrite | AccessFlags::RemoteWrite,
     }
 }
 

@@ -170,7 +170,7 @@ impl Pair {
         let mut requests = self.pair.start_post_send();
         let request = requests.construct_wr(PROBE, WorkRequestFlags::Signaled);
         match self.side {
-            Side::Target => request.setup_read(rkey, address),
+            Side::Target(_) => request.setup_read(rkey, address),
             Side::Source(_) => request.setup_write(rkey, address),
         };
         requests.post().map_err(text)?;
@@ -203,7 +203,7 @@ impl Pair {
         let mut requests = self.pair.start_post_send();
         let request = requests.construct_wr(piece.slot.into(), WorkRequestFlags::Signaled);
         let request = match self.side {
-            Side::Target => request.setup_read(rkey, there),
+            Side::Target(_) => request.setup_read(rkey, there),
             Side::Source(_) => request.setup_write(rkey, there),
         };
         raw::use_part(request, &device.region, &here);
