@@ -57,7 +57,7 @@
 //! | [`pool`] | chunks, and how many of them a stream may have |
 //! | [`digest`] | the checksum of a stream |
 //! | [`failure`] | why a stream failed |
-//! | [`driver`] | what runs source and target: over sockets so far |
+//! | [`driver`] | what runs source and target: by RDMA, or over sockets |
 //! | `clock` | when silence and standstill are failures |
 //! | [`faults`] | where it can go wrong |
 //!

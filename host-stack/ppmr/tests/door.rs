@@ -15,8 +15,9 @@ use snaprig_ppmr::driver::{
 
 /// No answer takes longer.
 const LONG: Duration = Duration::from_secs(30);
-/// What a source is told that has greeted for its messages.
-const WELCOME_BYTES: usize = 4;
+/// What both sides can, and that it is not RDMA: `Offer` and `Answer`, as bytes.
+const OFFER: (u8, bool, Option<()>) = (0, true, None);
+type Answer = (bool, Result<(), String>);
 
 fn token() -> Token {
     Token::new([7; 32])
@@ -68,7 +69,9 @@ fn greet(mut socket: &Stream, chunks_of: Option<Nonce>, token: &Token) -> Nonce 
 fn welcome(target: &TargetNode) -> (Stream, Nonce) {
     let control = connect(target);
     let nonce = greet(&control, None, &token());
-    (&control).read_exact(&mut [0; WELCOME_BYTES]).unwrap();
+    frame::send(&mut &control, &OFFER).unwrap();
+    let answer: Answer = frame::receive(&mut &control, 1024).unwrap();
+    assert!(matches!(answer, (true, Err(_))));
     (control, nonce)
 }
 
@@ -87,6 +90,8 @@ fn a_socket_of_the_file_system_is_as_good() {
     let target = TargetNode::listen(&address, &token(), Takes::default()).unwrap();
     assert_eq!(target.address(), address);
     assert_serves(&target);
+    drop(target);
+    assert_eq!(directory.path().read_dir().unwrap().count(), 0);
 }
 
 #[test]
@@ -131,6 +136,8 @@ fn chunks_are_those_of_their_own_connection() {
 #[test]
 fn nonsense_from_anywhere_changes_nothing() {
     let target = target();
+    let (control, _) = welcome(&target);
+    (&control).write_all(&[0xff; 200]).unwrap();
     for nonsense in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 25], &[0xff; 200]] {
         let socket = connect(&target);
         (&socket).write_all(nonsense).unwrap();

@@ -32,6 +32,7 @@ fn target() -> Arc<TargetNode> {
         buffers: BUFFERS,
         streams_max: 16,
         times: times(),
+        ..Takes::default()
     };
     Arc::new(TargetNode::listen(&any, &token(), takes).unwrap())
 }
@@ -50,6 +51,7 @@ fn source(target: &TargetNode, mode: Mode, ranks: std::ops::Range<u32>) -> Sourc
         mode,
         times: times(),
         ranks: ranks.collect(),
+        ..Moves::default()
     };
     SourceNode::connect(&target.address(), &token(), moves).unwrap()
 }
@@ -188,4 +190,18 @@ fn who_dies_is_noticed_at_both_sides() {
     let (rank, bytes) = read(target.next_reader().unwrap()).join().unwrap();
     assert!(rank == 5 && bytes.unwrap() == image(5));
     assert_eq!(writing.join().unwrap(), Ok(()));
+}
+
+#[test]
+fn a_target_that_goes_once_all_is_read_has_said_so() {
+    for _ in 0..30 {
+        let target = target();
+        let node = source(&target, Mode::Pull, 0..1);
+        let mut writer = node.writer(0);
+        writer.write_all(b"all").unwrap();
+        writer.end();
+        let (_, bytes) = read(target.next_reader().unwrap()).join().unwrap();
+        drop(target);
+        assert_eq!((bytes.unwrap(), node.wait(0)), (b"all".to_vec(), Ok(())));
+    }
 }

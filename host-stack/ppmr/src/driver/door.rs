@@ -1,4 +1,4 @@
-//! Where sources come in: who comes says who it is, and brings both of its sockets, in time, or is let go.
+//! Where sources come in: who comes says who it is, and agrees on how chunks go, in time, or is let go.
 //!
 //! What must stay true: nobody keeps a thread for longer than [`GREETING_MAX`] before it is known, and no more than
 //! [`GREETINGS_MAX`] do at one time.
@@ -14,16 +14,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
-use snaprig_peers::{
-    Address, Exchange, Listener, Nonce, Stream, Token,
-    frame::{receive, send},
-};
+use snaprig_peers::{Address, Exchange, Listener, Nonce, Stream, Token};
 
 use super::{
+    agree::Ways,
+    connection::{Link, Way},
     greeting::{Purpose, answer, ask},
     lock,
 };
+use crate::Mode;
 
 /// How long a connection may take to be known, and to be whole.
 const GREETING_MAX: Duration = Duration::from_secs(5);
@@ -32,31 +31,23 @@ const GREETINGS_MAX: usize = 64;
 /// How long nobody is let in after that was not possible, for want of descriptors, say.
 const REST: Duration = Duration::from_millis(20);
 
-/// The target waits for the socket of chunks.
-#[derive(Serialize, Deserialize)]
-struct Welcome;
-
-const WELCOME_BYTES_MAX: usize = 8;
-
-/// The two sockets of a connection whose other side is known.
-#[derive(Debug)]
-pub struct Sockets {
-    pub control: Stream,
-    pub chunks: Stream,
-}
-
-/// Connects to a target.
-pub fn connect(target: &Address, token: &Token) -> io::Result<Sockets> {
+/// Connects to a target, and agrees with it on how chunks go.
+pub fn connect(target: &Address, token: &Token, ways: &Ways, mode: Mode) -> io::Result<Link> {
     let until = Instant::now() + GREETING_MAX;
     let left = || until.saturating_duration_since(Instant::now());
     let control = target.connect(left())?;
     let mut exchange = Exchange::new(&control, left());
     let nonce = ask(&mut exchange, token, Purpose::Control)?;
-    let Welcome = receive(&mut exchange, WELCOME_BYTES_MAX)?;
-    let chunks = target.connect(left())?;
-    let mut exchange = Exchange::new(&chunks, left());
-    ask(&mut exchange, token, Purpose::Chunks(nonce))?;
-    Ok(Sockets { control, chunks })
+    let way = match ways.offer(&mut exchange, mode)? {
+        Some(pair) => Way::Rdma(pair),
+        None => {
+            let chunks = target.connect(left())?;
+            let mut exchange = Exchange::new(&chunks, left());
+            ask(&mut exchange, token, Purpose::Chunks(nonce))?;
+            Way::Socket(chunks)
+        }
+    };
+    Ok(Link { control, way })
 }
 
 /// A target's door.
@@ -70,17 +61,19 @@ pub struct Door {
 #[derive(Debug)]
 struct Porter {
     token: Token,
+    ways: Ways,
     /// Where sockets of chunks are waited for.
     waiting: Mutex<BTreeMap<Nonce, Sender<Stream>>>,
 }
 
 impl Door {
-    /// At this address.
-    pub fn open(address: &Address, token: &Token) -> io::Result<Self> {
+    /// At this address, of a node that can this.
+    pub fn open(address: &Address, token: &Token, ways: Ways) -> io::Result<Self> {
         Ok(Self {
             listener: Listener::bind(address)?,
             porter: Porter {
                 token: token.clone(),
+                ways,
                 waiting: Mutex::default(),
             },
         })
@@ -95,7 +88,7 @@ impl Door {
     pub fn serve(
         self,
         is_over: impl Fn() -> bool,
-        connected: impl Fn(Sockets) + Send + Sync + 'static,
+        connected: impl Fn(Link) + Send + Sync + 'static,
     ) {
         let Self { listener, porter } = self;
         // Whoever is greeted has a part of it.
@@ -110,8 +103,8 @@ impl Door {
                     let greets = greets.clone();
                     thread::spawn(move || {
                         // Who is not let in hears that its socket is closed.
-                        if let Ok(Some(sockets)) = greets.0.greet(socket) {
-                            (greets.1)(sockets);
+                        if let Ok(Some(link)) = greets.0.greet(socket) {
+                            (greets.1)(link);
                         }
                     });
                 }
@@ -123,8 +116,8 @@ impl Door {
 }
 
 impl Porter {
-    /// Who came, with both sockets; none: it has brought the second one.
-    fn greet(&self, socket: Stream) -> io::Result<Option<Sockets>> {
+    /// Who came; none: it has brought the socket of chunks of another one.
+    fn greet(&self, socket: Stream) -> io::Result<Option<Link>> {
         let until = Instant::now() + GREETING_MAX;
         let mut exchange = Exchange::new(&socket, GREETING_MAX);
         let nonce = match answer(&mut exchange, &self.token)? {
@@ -138,14 +131,18 @@ impl Porter {
             }
         };
         let (sends, comes) = channel();
+        // Its chunks may come before it is known here that they are to come.
         lock(&self.waiting).insert(nonce, sends);
-        let chunks = send(&mut exchange, &Welcome).and_then(|()| {
-            let left = until.saturating_duration_since(Instant::now());
-            let came = comes.recv_timeout(left);
-            came.map_err(|_| io::ErrorKind::TimedOut.into())
+        let way = self.ways.answer(&mut exchange).and_then(|pair| {
+            let Some(pair) = pair else {
+                let left = until.saturating_duration_since(Instant::now());
+                let came = comes.recv_timeout(left).map(Way::Socket);
+                return came.map_err(|_| io::ErrorKind::TimedOut.into());
+            };
+            Ok(Way::Rdma(pair))
         });
         lock(&self.waiting).remove(&nonce);
-        let (control, chunks) = (socket, chunks?);
-        Ok(Some(Sockets { control, chunks }))
+        let (control, way) = (socket, way?);
+        Ok(Some(Link { control, way }))
     }
 }

@@ -1,25 +1,31 @@
-//! The pool of a node: memory in chunks, each of which one thread has at a time.
+//! The pool of a node: memory in chunks, all of it one mapping, which an HCA can know as one region.
+//!
+//! Peers and their HCAs may write here while it is read: it is copied, and nothing in Rust ever refers to it.
 
-use std::sync::{Mutex, MutexGuard};
+use std::io;
 
-use super::lock;
+use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
+
 use crate::{Buffers, message::Remote};
 
 /// A pool. Its addresses, as peers name them, begin at 0.
 #[derive(Debug)]
 pub struct Memory {
-    chunks: Vec<Mutex<Box<[u8]>>>,
+    region: MmapRegion,
     chunk_bytes: u32,
 }
 
 impl Memory {
     /// Of so many chunks.
-    pub fn new(buffers: &Buffers, chunks: u32) -> Self {
-        let chunk = || Mutex::new(vec![0; buffers.chunk_bytes as usize].into());
-        Self {
-            chunks: (0..chunks).map(|_| chunk()).collect(),
-            chunk_bytes: buffers.chunk_bytes,
-        }
+    pub fn new(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
+        let chunk_bytes = buffers.chunk_bytes;
+        let bytes = (chunks as usize).checked_mul(chunk_bytes as usize);
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let region = MmapRegion::new(bytes).map_err(io::Error::other)?;
+        Ok(Self {
+            region,
+            chunk_bytes,
+        })
     }
 
     /// Where peers find it.
@@ -27,18 +33,49 @@ impl Memory {
         Remote::default()
     }
 
-    /// A chunk, by its number.
-    pub fn chunk(&self, slot: u32) -> Option<MutexGuard<'_, Box<[u8]>>> {
-        self.chunks.get(slot as usize).map(lock)
+    /// All of it.
+    #[cfg(feature = "rdma")]
+    pub fn region(&self) -> &MmapRegion {
+        &self.region
+    }
+
+    /// Some bytes of a chunk, if it has them.
+    pub fn part(&self, slot: u32, at: u32, bytes: u32) -> Option<VolatileSlice<'_>> {
+        if at.checked_add(bytes)? > self.chunk_bytes {
+            return None;
+        }
+        let chunk = (slot as usize).checked_mul(self.chunk_bytes as usize)?;
+        let from = chunk.checked_add(at as usize)?;
+        self.region.get_slice(from, bytes as usize).ok()
     }
 
     /// The chunk that a peer means, if it is one, and so long.
     pub fn slot_at(&self, address: u64, bytes: u32) -> Option<u32> {
         let chunk_bytes = u64::from(self.chunk_bytes);
         let slot = u32::try_from(address.checked_div(chunk_bytes)?).ok()?;
-        let is_one = address.is_multiple_of(chunk_bytes)
-            && bytes <= self.chunk_bytes
-            && (slot as usize) < self.chunks.len();
+        let is_one = address.is_multiple_of(chunk_bytes) && self.part(slot, 0, bytes).is_some();
         is_one.then_some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_is_outside_of_its_chunk() {
+        let buffers = Buffers {
+            pool_bytes: 300,
+            chunk_bytes: 100,
+        };
+        let memory = Memory::new(&buffers, 3).unwrap();
+        assert!(memory.part(2, 0, 100).is_some() && memory.part(2, 100, 0).is_some());
+        for (slot, at, bytes) in [(3, 0, 1), (0, 0, 101), (0, 1, 100), (0, u32::MAX, 2)] {
+            assert!(memory.part(slot, at, bytes).is_none());
+        }
+        assert_eq!(memory.slot_at(200, 100), Some(2));
+        for (address, bytes) in [(300, 1), (1, 1), (0, 101), (u64::MAX, 0)] {
+            assert_eq!(memory.slot_at(address, bytes), None);
+        }
     }
 }

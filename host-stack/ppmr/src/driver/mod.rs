@@ -4,21 +4,32 @@
 //! |---|---|
 //! | [`source`] | a source: what writers fill goes to the target |
 //! | [`target`] | a target: what comes from sources is there to be read |
+//! | [`transport`] | which way chunks may go |
 //! | `door` | how a source comes to its target, and is let in |
 //! | `greeting` | who is at the other end of a socket |
-//! | `tcp` | chunks and messages over two sockets, where there is no RDMA |
+//! | `agree` | which way chunks go |
+//! | `connection` | messages and chunks of a connection, and its threads |
+//! | `tcp` | chunks over a socket of their own |
+//! | `rdma` | chunks by RDMA (feature `rdma`) |
 //! | `memory` | the pool of a node |
+//! | `queue` | what waits for a thread |
 //!
 //! What must stay true: a machine is told of everything in one order, and what it wants is done in that order, under one
 //! lock, in which nobody waits for a peer, a reader or a writer. A connection is `Closed` to its machine when the last of its
 //! threads has ended: none of them touches the pool any more.
 
+mod agree;
+mod connection;
 mod door;
 mod greeting;
 mod memory;
+mod queue;
+#[cfg_attr(not(feature = "rdma"), path = "no_rdma.rs")]
+mod rdma;
 pub mod source;
 pub mod target;
 mod tcp;
+pub mod transport;
 
 use std::{
     io,
@@ -26,7 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{memory::Memory, tcp::Connection};
+use self::{connection::Connection, memory::Memory};
 use crate::{Failure, Ns};
 
 /// Time passes at least so often, whatever a machine waits for.

@@ -1,7 +1,7 @@
 //! A source at work: writers fill chunks, which go to the target.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io::{self, Write},
     sync::{Arc, Condvar, Mutex},
     thread,
@@ -11,9 +11,12 @@ use std::{
 use snaprig_peers::{Address, Token};
 
 use super::{
-    Shared, Since, State, door, failed, lock,
+    Shared, Since, State,
+    agree::{Side, Ways},
+    connection::{Connection, Node, Piece},
+    door, failed, lock,
     memory::Memory,
-    tcp::{Connection, Head, Job, Node, What},
+    transport::{Port, Transport},
 };
 use crate::{
     Buffers, Digest, Failure, Mode, Ns, Source, Times,
@@ -32,6 +35,10 @@ pub struct Moves {
     pub times: Times,
     /// The processes.
     pub ranks: Vec<u32>,
+    /// How chunks may go.
+    pub transport: Transport,
+    /// By which port, if by RDMA.
+    pub port: Port,
 }
 
 /// A source, connected to its target.
@@ -45,8 +52,6 @@ struct Sending {
     connection: Option<Connection>,
     /// What writers that wait are given.
     given: BTreeMap<u32, Result<Room, Failure>>,
-    /// Chunks that are being put.
-    puts: BTreeSet<u32>,
     over: BTreeMap<u32, Result<(), Failure>>,
     is_over: bool,
 }
@@ -66,7 +71,7 @@ impl SourceNode {
             .buffers
             .chunks_for(moves.ranks.len())
             .map_err(invalid)?;
-        let memory = Arc::new(Memory::new(&moves.buffers, chunks));
+        let memory = Arc::new(Memory::new(&moves.buffers, chunks)?);
         let config = Config {
             buffers: moves.buffers,
             pool: memory.remote(),
@@ -76,7 +81,9 @@ impl SourceNode {
         };
         let since = Since(Instant::now());
         let machine = Source::new(config, since.now()).map_err(invalid)?;
-        let sockets = door::connect(target, token)?;
+        let mode = moves.mode;
+        let ways = Ways::new(moves.transport, &moves.port, &memory, &[Side::Source(mode)])?;
+        let link = door::connect(target, token, &ways, mode)?;
         let shared = Arc::new(Shared {
             memory: memory.clone(),
             since,
@@ -84,7 +91,6 @@ impl SourceNode {
                 machine,
                 connection: None,
                 given: BTreeMap::new(),
-                puts: BTreeSet::new(),
                 over: BTreeMap::new(),
                 is_over: false,
             }),
@@ -94,12 +100,19 @@ impl SourceNode {
             // What its threads hear is told when it is there.
             let mut state = lock(&shared.state);
             let threads = Threads(shared.clone());
-            state.connection = Some(Connection::run(sockets, &memory, threads)?);
+            let is_readable = mode == Mode::Pull;
+            state.connection = Some(Connection::run(link, &memory, is_readable, threads)?);
         }
         shared.tell(Input::Tick);
         let ticking = shared.clone();
         thread::spawn(move || ticking.tick());
         Ok(Self(shared))
+    }
+
+    /// Whether chunks go by RDMA; not, too, if the connection is gone.
+    pub fn is_rdma(&self) -> bool {
+        let state = lock(&self.0.state);
+        state.connection.as_ref().is_some_and(Connection::is_rdma)
     }
 
     /// Where a process's image is to be written, front to back.
@@ -165,16 +178,13 @@ impl State for Sending {
                 Output::Put {
                     slot, bytes, to, ..
                 } => {
-                    self.puts.insert(slot);
-                    let head = Head {
-                        what: What::Write,
-                        slot,
-                        address: to.address,
-                        bytes,
-                    };
+                    let address = to.address;
                     if let Some(connection) = &self.connection {
-                        let from = Some(slot);
-                        connection.send(Job { head, from });
+                        connection.put(Piece {
+                            slot,
+                            address,
+                            bytes,
+                        });
                     }
                 }
                 Output::StreamOver { rank, result } => {
@@ -209,22 +219,7 @@ impl Node for Threads {
         self.0.tell(message.map_or(Input::Garbled, Input::Message));
     }
 
-    fn may(&self, head: &Head) -> Option<u32> {
-        match head.what {
-            // All that is ever in the pool is on its way to this target.
-            What::Read => self.0.memory.slot_at(head.address, head.bytes),
-            What::There => {
-                let state = lock(&self.0.state);
-                state.puts.contains(&head.slot).then_some(head.slot)
-            }
-            What::Here | What::Write => None,
-        }
-    }
-
-    fn moved(&self, head: &Head) {
-        let slot = head.slot;
-        lock(&self.0.state).puts.remove(&slot);
-        let is_done = true;
+    fn moved(&self, slot: u32, is_done: bool) {
         self.0.tell(Input::Put { slot, is_done });
     }
 
@@ -294,11 +289,9 @@ impl Write for Writer {
         let room = self.room()?;
         let count = bytes.len().min((room.bytes - self.filled) as usize);
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let at = (room.at + self.filled) as usize;
-        let mut chunk = self.shared.memory.chunk(room.slot).ok_or_else(broken)?;
-        let to = chunk.get_mut(at..at + count);
-        to.ok_or_else(broken)?.copy_from_slice(&bytes[..count]);
-        drop(chunk);
+        let at = room.at + self.filled;
+        let to = self.shared.memory.part(room.slot, at, count as u32);
+        to.ok_or_else(broken)?.copy_from(&bytes[..count]);
         self.digest.update(&bytes[..count]);
         self.filled += count as u32;
         if self.filled == room.bytes {

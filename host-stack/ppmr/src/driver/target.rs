@@ -1,7 +1,7 @@
 //! A target at work: sources connect to it, and what they send is there to be read, process by process.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     io::{self, Read},
     sync::{
         Arc, Condvar, Mutex,
@@ -15,19 +15,21 @@ use snaprig_peers::{Address, Token};
 
 use super::{
     Shared, Since, State,
-    door::{Door, Sockets},
+    agree::{Side, Ways},
+    connection::{Connection, Link, Node, Piece},
+    door::Door,
     failed, lock,
     memory::Memory,
-    tcp::{Connection, Head, Job, Node, What},
+    transport::{Port, Transport},
 };
 use crate::{
-    Buffers, Digest, Failure, Ns, Target, Times,
+    Buffers, Digest, Failure, Mode, Ns, Target, Times,
     message::{ToSource, ToTarget},
     target::{Config, Input, Output, StreamId},
 };
 
 /// How much a target takes at one time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Takes {
     /// Its pool.
     pub buffers: Buffers,
@@ -35,6 +37,10 @@ pub struct Takes {
     pub streams_max: u32,
     /// How long anything may take.
     pub times: Times,
+    /// How chunks may go.
+    pub transport: Transport,
+    /// By which port, if by RDMA.
+    pub port: Port,
 }
 
 /// How long it is tried to tell whoever waits for sources that there is to be none.
@@ -47,6 +53,8 @@ impl Default for Takes {
             buffers: Buffers::default(),
             streams_max: 8,
             times: Times::default(),
+            transport: Transport::default(),
+            port: Port::default(),
         }
     }
 }
@@ -56,6 +64,8 @@ impl Default for Takes {
 pub struct TargetNode {
     shared: Arc<Shared<Taking>>,
     address: Address,
+    /// None: it has ended.
+    serves: Option<thread::JoinHandle<()>>,
     begun: Mutex<Receiver<StreamId>>,
 }
 
@@ -65,9 +75,6 @@ struct Taking {
     machine: Target,
     connections: BTreeMap<u64, Connection>,
     next: u64,
-    /// Where chunks of connections may come: pulled by these, with so many bytes, or placed.
-    pulls: BTreeMap<u32, (u64, u32)>,
-    placed: BTreeSet<(u64, u32)>,
     given: BTreeMap<StreamId, Given>,
     over: BTreeMap<StreamId, Result<(), Failure>>,
     begin: Sender<StreamId>,
@@ -86,7 +93,7 @@ impl TargetNode {
     pub fn listen(address: &Address, token: &Token, takes: Takes) -> io::Result<Self> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let chunks = takes.buffers.chunks_for(takes.streams_max as usize);
-        let memory = Arc::new(Memory::new(&takes.buffers, chunks.map_err(invalid)?));
+        let memory = Arc::new(Memory::new(&takes.buffers, chunks.map_err(invalid)?)?);
         let config = Config {
             buffers: takes.buffers,
             pool: memory.remote(),
@@ -95,7 +102,9 @@ impl TargetNode {
         };
         let since = Since(Instant::now());
         let machine = Target::new(config, since.now()).map_err(invalid)?;
-        let door = Door::open(address, token)?;
+        let sides = [Mode::Pull, Mode::Push].map(Side::Target);
+        let ways = Ways::new(takes.transport, &takes.port, &memory, &sides)?;
+        let door = Door::open(address, token, ways)?;
         let address = door.address()?;
         let (begin, begins) = channel();
         let shared = Arc::new(Shared {
@@ -106,8 +115,6 @@ impl TargetNode {
                 machine,
                 connections: BTreeMap::new(),
                 next: 0,
-                pulls: BTreeMap::new(),
-                placed: BTreeSet::new(),
                 given: BTreeMap::new(),
                 over: BTreeMap::new(),
                 begin,
@@ -116,15 +123,16 @@ impl TargetNode {
             changed: Condvar::new(),
         });
         let (waits, connects) = (shared.clone(), shared.clone());
-        thread::spawn(move || {
+        let serves = thread::spawn(move || {
             let is_over = || lock(&waits.state).is_over();
-            door.serve(is_over, move |sockets| connects.connect(sockets));
+            door.serve(is_over, move |link| connects.connect(link));
         });
         let ticking = shared.clone();
         thread::spawn(move || ticking.tick());
         Ok(Self {
             shared,
             address,
+            serves: Some(serves),
             begun: Mutex::new(begins),
         })
     }
@@ -159,13 +167,17 @@ impl Drop for TargetNode {
         };
         drop(gone);
         self.shared.changed.notify_all();
-        // Who waits for connections looks.
-        let _ = self.address.connect(WAKE_MAX);
+        // Who waits for sources looks, and takes the name of a Unix socket away.
+        if self.address.connect(WAKE_MAX).is_ok()
+            && let Some(serves) = self.serves.take()
+        {
+            let _ = serves.join();
+        }
     }
 }
 
 impl Shared<Taking> {
-    fn connect(self: &Arc<Self>, sockets: Sockets) {
+    fn connect(self: &Arc<Self>, link: Link) {
         // What its threads hear is told when it is there.
         let mut state = lock(&self.state);
         if state.is_over {
@@ -177,7 +189,7 @@ impl Shared<Taking> {
             shared: self.clone(),
             connection,
         };
-        let running = Connection::run(sockets, &self.memory, threads);
+        let running = Connection::run(link, &self.memory, false, threads);
         if let Ok(running) = running {
             state.connections.insert(connection, running);
             self.tell_locked(state, Input::Connected { connection });
@@ -213,7 +225,16 @@ impl State for Taking {
                     slot,
                     bytes,
                     from,
-                } => self.pull(connection, slot, bytes, from.address),
+                } => {
+                    let address = from.address;
+                    if let Some(own) = self.connections.get(&connection) {
+                        own.pull(Piece {
+                            slot,
+                            address,
+                            bytes,
+                        });
+                    }
+                }
                 Output::Part {
                     stream,
                     slot,
@@ -241,28 +262,16 @@ impl State for Taking {
 }
 
 impl Taking {
-    fn say(&mut self, connection: u64, message: &ToSource) {
+    fn say(&self, connection: u64, message: &ToSource) {
+        let Some(own) = self.connections.get(&connection) else {
+            return;
+        };
         if let ToSource::Place { remote, .. } = message
             && let Some(slot) = self.memory.slot_at(remote.address, 0)
         {
-            self.placed.insert((connection, slot));
+            own.expect(slot);
         }
-        if let Some(own) = self.connections.get(&connection) {
-            own.say(message);
-        }
-    }
-
-    fn pull(&mut self, connection: u64, slot: u32, bytes: u32, address: u64) {
-        self.pulls.insert(slot, (connection, bytes));
-        let head = Head {
-            what: What::Read,
-            slot,
-            address,
-            bytes,
-        };
-        if let Some(own) = self.connections.get(&connection) {
-            own.send(Job { head, from: None });
-        }
+        own.say(message);
     }
 }
 
@@ -286,37 +295,7 @@ impl Node for Threads {
         });
     }
 
-    fn may(&self, head: &Head) -> Option<u32> {
-        let state = lock(&self.shared.state);
-        match head.what {
-            What::Here => {
-                let pulled = state.pulls.get(&head.slot);
-                (pulled == Some(&(self.connection, head.bytes))).then_some(head.slot)
-            }
-            What::Write => {
-                let slot = self.shared.memory.slot_at(head.address, head.bytes)?;
-                state
-                    .placed
-                    .contains(&(self.connection, slot))
-                    .then_some(slot)
-            }
-            What::Read | What::There => None,
-        }
-    }
-
-    fn moved(&self, head: &Head) {
-        let slot = head.slot;
-        if head.what == What::Write {
-            // The source says so when it knows.
-            if let Some(slot) = self.shared.memory.slot_at(head.address, head.bytes) {
-                lock(&self.shared.state)
-                    .placed
-                    .remove(&(self.connection, slot));
-            }
-            return;
-        }
-        lock(&self.shared.state).pulls.remove(&slot);
-        let is_done = true;
+    fn moved(&self, slot: u32, is_done: bool) {
         self.shared.tell(Input::Pulled { slot, is_done });
     }
 
@@ -329,12 +308,7 @@ impl Node for Threads {
 
     fn closed(&self) {
         let connection = self.connection;
-        {
-            let mut state = lock(&self.shared.state);
-            state.connections.remove(&connection);
-            state.pulls.retain(|_, (of, _)| *of != connection);
-            state.placed.retain(|(of, _)| *of != connection);
-        }
+        lock(&self.shared.state).connections.remove(&connection);
         self.shared.tell(Input::Closed { connection });
     }
 }
@@ -420,11 +394,8 @@ impl Read for Reader {
         };
         let count = to.len().min((bytes - self.read) as usize);
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let from = (at + self.read) as usize;
-        let chunk = self.shared.memory.chunk(slot).ok_or_else(broken)?;
-        let there = chunk.get(from..from + count).ok_or_else(broken)?;
-        to[..count].copy_from_slice(there);
-        drop(chunk);
+        let part = self.shared.memory.part(slot, at + self.read, count as u32);
+        part.ok_or_else(broken)?.copy_to(&mut to[..count]);
         self.digest.update(&to[..count]);
         self.read += count as u32;
         if self.read == bytes {

@@ -1,10 +1,7 @@
-//! Chunks and messages over two sockets: one keeps what source and target say in order, the other one moves chunks, so that a
-//! message never waits behind one.
+//! Chunks over a socket of their own, where there is no RDMA: a message never waits behind one.
 //!
 //! ```text
 //! source                                target
-//!   | <= messages, behind their length => |
-//!   |                                    |
 //!   | <- Read { slot, address, bytes } - |   the target pulls
 //!   | -- Here { slot, bytes } bytes ---> |
 //!   |                                    |
@@ -15,50 +12,42 @@
 //!
 //! A slot is the number of whoever asks; an address is in the pool of the other one, which checks it.
 //!
-//! What must stay true: a chunk is read or written for a peer only as messages have agreed on it; when a thread of a connection
-//! ends, all of them do.
+//! What must stay true: a chunk is read or written for a peer only as messages have agreed on it, and once.
 
 use std::{
-    io::{self, Read, Write},
-    sync::{
-        Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
-    thread,
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Read},
+    os::fd::AsFd,
+    sync::{Arc, Mutex},
 };
 
-use serde::{Serialize, de::DeserializeOwned};
+use rustix::{io::Errno, net::SendFlags};
 use snaprig_peers::Stream;
+use vm_memory::{ReadVolatile, VolatileMemoryError, WriteVolatile};
 
-use super::{door::Sockets, memory::Memory};
-use crate::{
-    message::{Messages, encode_framed},
-    options::CHUNKS_MAX,
+use super::{
+    connection::{Alive, Node, Piece, start},
+    lock,
+    memory::Memory,
+    queue::{Queue, Taker, queue},
 };
+use crate::options::CHUNKS_MAX;
 
 const HEAD_BYTES: usize = 1 + 4 + 8 + 4;
-const READ_BYTES: usize = 64 << 10;
-/// Messages, and chunks, that wait to leave: more than both pools have chunks are never agreed on.
-const QUEUE_MAX: usize = 2 * CHUNKS_MAX as usize;
-
-/// The next bytes.
-fn part<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    from.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
+/// Chunks that wait to leave: more than both pools have are never agreed on.
+const JOBS_MAX: usize = 2 * CHUNKS_MAX as usize;
 
 /// Before each chunk, and instead of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
-    pub what: What,
-    pub slot: u32,
-    pub address: u64,
-    pub bytes: u32,
+struct Head {
+    what: What,
+    slot: u32,
+    address: u64,
+    bytes: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+enum What {
     Read,
     Here,
     Write,
@@ -86,7 +75,7 @@ impl Head {
             [1] => What::Here,
             [2] => What::Write,
             [3] => What::There,
-            _ => return Err(io::ErrorKind::InvalidData.into()),
+            _ => return Err(nonsense()),
         };
         Ok(Self {
             what,
@@ -97,150 +86,182 @@ impl Head {
     }
 }
 
-/// What is to leave on the connection of chunks.
+/// The next bytes.
+fn part<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn nonsense() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}
+
+/// What is to leave.
 #[derive(Clone, Copy, Debug)]
-pub struct Job {
-    pub head: Head,
+struct Job {
+    head: Head,
     /// The chunk whose first bytes follow.
-    pub from: Option<u32>,
+    from: Option<u32>,
 }
 
-/// What a connection's threads tell its node.
-pub trait Node: Send + Sync + 'static {
-    /// What the other side says.
-    type Message: DeserializeOwned;
-
-    /// A message; none: what came is no message.
-    fn heard(&self, message: Option<Self::Message>);
-
-    /// Whether the other one may read this chunk now, or write it; for [`What::Here`], whether it was asked for.
-    fn may(&self, head: &Head) -> Option<u32>;
-
-    /// A chunk has come, or has been written there.
-    fn moved(&self, head: &Head);
-
-    /// Nothing comes or leaves any more; the connection is to be let go.
-    fn lost(&self);
-
-    /// No thread of the connection is there any more.
-    fn closed(&self);
+/// What the other side may say about chunks.
+#[derive(Debug, Default)]
+struct Agreed {
+    /// Chunks that are being pulled, and how many bytes each has.
+    pulls: BTreeMap<u32, u32>,
+    /// Those that are being put.
+    puts: BTreeSet<u32>,
+    /// Those into which the other side may put something.
+    expected: BTreeSet<u32>,
+    /// Whether it may read all others: what is in a source's pool is on its way to its target.
+    is_readable: bool,
 }
 
-/// A connection, for as long as it is wanted: without it, all of its threads end.
+impl Agreed {
+    /// The chunk that a head is about, if it makes sense now. It does so once.
+    fn take(&mut self, head: &Head, memory: &Memory) -> Option<u32> {
+        let slot = head.slot;
+        let is_agreed = match head.what {
+            What::Read => {
+                let slot = memory.slot_at(head.address, head.bytes)?;
+                return self.is_readable.then_some(slot);
+            }
+            What::Write => {
+                let slot = memory.slot_at(head.address, head.bytes)?;
+                return self.expected.remove(&slot).then_some(slot);
+            }
+            What::Here => self.pulls.remove(&slot) == Some(head.bytes),
+            What::There => self.puts.remove(&slot),
+        };
+        is_agreed.then_some(slot)
+    }
+}
+
+/// The chunks of a connection.
 #[derive(Debug)]
-pub struct Connection {
-    messages: SyncSender<Vec<u8>>,
-    jobs: SyncSender<Job>,
+pub struct Chunks {
+    jobs: Queue<Job>,
+    agreed: Arc<Mutex<Agreed>>,
+    socket: Stream,
+}
+
+/// Its threads, which are to start.
+#[derive(Debug)]
+pub struct Threads {
+    to_do: Taker<Job>,
+    answers: Queue<Job>,
     sockets: [Stream; 2],
+    agreed: Arc<Mutex<Agreed>>,
+    memory: Arc<Memory>,
 }
 
-/// Held by each thread of a connection.
-struct Alive<N: Node>(N);
-
-impl<N: Node> Drop for Alive<N> {
-    fn drop(&mut self) {
-        self.0.closed();
-    }
-}
-
-impl Connection {
-    /// Runs a connection whose other side is known.
-    pub fn run(sockets: Sockets, memory: &Arc<Memory>, node: impl Node) -> io::Result<Self> {
-        let Sockets { control, chunks } = sockets;
-        let alive = Arc::new(Alive(node));
-        let (messages, to_say) = sync_channel(QUEUE_MAX);
-        let (jobs, to_do) = sync_channel(QUEUE_MAX);
-        let [says, hears] = [control.try_clone()?, control.try_clone()?];
-        let [sends, receives] = [chunks.try_clone()?, chunks.try_clone()?];
-        let (of_memory, to_memory) = (memory.clone(), memory.clone());
-        let answers = jobs.clone();
-        start(&alive, move |_| say(&to_say, says));
-        start(&alive, move |node| hear(hears, node));
-        start(&alive, move |_| send(&to_do, &of_memory, sends));
-        start(&alive, move |node| {
-            receive(receives, &to_memory, &answers, node)
-        });
-        Ok(Self {
-            messages,
+impl Chunks {
+    /// Over this socket. Whether the other side may read chunks.
+    pub fn new(
+        socket: Stream,
+        memory: &Arc<Memory>,
+        is_readable: bool,
+    ) -> io::Result<(Self, Threads)> {
+        let (jobs, to_do) = queue(JOBS_MAX);
+        let agreed = Arc::new(Mutex::new(Agreed {
+            is_readable,
+            ..Agreed::default()
+        }));
+        let threads = Threads {
+            to_do,
+            answers: jobs.clone(),
+            sockets: [socket.try_clone()?, socket.try_clone()?],
+            agreed: agreed.clone(),
+            memory: memory.clone(),
+        };
+        let chunks = Self {
             jobs,
-            sockets: [control, chunks],
-        })
+            agreed,
+            socket,
+        };
+        Ok((chunks, threads))
     }
 
-    /// A message leaves, after those before.
-    pub fn say(&self, message: &impl Serialize) {
-        if self.messages.try_send(encode_framed(message)).is_err() {
-            self.end();
-        }
+    /// Whether a chunk can be asked for.
+    pub fn pull(&self, piece: Piece) -> bool {
+        lock(&self.agreed).pulls.insert(piece.slot, piece.bytes);
+        self.ask(What::Read, piece, None)
     }
 
-    /// A chunk, or a question for one.
-    pub fn send(&self, job: Job) {
-        if self.jobs.try_send(job).is_err() {
-            self.end();
-        }
+    /// Whether a chunk can be sent.
+    pub fn put(&self, piece: Piece) -> bool {
+        lock(&self.agreed).puts.insert(piece.slot);
+        self.ask(What::Write, piece, Some(piece.slot))
     }
 
-    /// Its threads end, and say so: it is lost already, or the other side does not take what it has asked for.
-    fn end(&self) {
-        for socket in &self.sockets {
-            // It may be closed by the other side already.
-            let _ = socket.shutdown();
-        }
+    fn ask(&self, what: What, piece: Piece, from: Option<u32>) -> bool {
+        let Piece {
+            slot,
+            address,
+            bytes,
+        } = piece;
+        let head = Head {
+            what,
+            slot,
+            address,
+            bytes,
+        };
+        self.jobs.leave(Job { head, from })
+    }
+
+    /// A chunk may be put.
+    pub fn expect(&self, slot: u32) {
+        lock(&self.agreed).expected.insert(slot);
+    }
+
+    /// Its threads end.
+    pub fn end(&self) {
+        // It may be closed by the other side already.
+        let _ = self.socket.shutdown();
     }
 }
 
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.end();
+impl Threads {
+    /// One that sends, and one that receives.
+    pub fn start<N: Node>(self, alive: &Arc<Alive<N>>) {
+        let Self {
+            to_do,
+            answers,
+            sockets: [sends, receives],
+            agreed,
+            memory,
+        } = self;
+        let of_memory = memory.clone();
+        start(alive, move |_| send(to_do, &of_memory, sends));
+        start(alive, move |node| {
+            receive(receives, &memory, &agreed, &answers, node)
+        });
     }
 }
 
-fn start<N: Node>(alive: &Arc<Alive<N>>, run: impl FnOnce(&N) -> io::Result<()> + Send + 'static) {
-    let alive = alive.clone();
-    thread::spawn(move || {
-        // Why a connection has ended is nothing that its streams could do something about.
-        let _ = run(&alive.0);
-        alive.0.lost();
-    });
-}
-
-fn say(messages: &Receiver<Vec<u8>>, mut to: Stream) -> io::Result<()> {
-    while let Ok(message) = messages.recv() {
-        to.write_all(&message)?;
+fn send(mut jobs: Taker<Job>, memory: &Memory, to: Stream) -> io::Result<()> {
+    while let Some(Job { head, from }) = jobs.take() {
+        let bytes = from.and_then(|slot| memory.part(slot, 0, head.bytes));
+        send_head(&to, head, bytes.is_some())?;
+        if let Some(bytes) = bytes {
+            to.as_fd().write_all_volatile(&bytes).map_err(failed)?;
+        }
     }
     Ok(())
 }
 
-fn hear(mut from: Stream, node: &impl Node) -> io::Result<()> {
-    let (mut messages, mut buffer) = (Messages::default(), vec![0; READ_BYTES]);
-    loop {
-        match from.read(&mut buffer)? {
-            0 => return Ok(()),
-            count => messages.push(&buffer[..count]),
-        }
-        loop {
-            match messages.next_message() {
-                Ok(Some(message)) => node.heard(Some(message)),
-                Ok(None) => break,
-                Err(_) => {
-                    node.heard(None);
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-fn send(jobs: &Receiver<Job>, memory: &Memory, mut to: Stream) -> io::Result<()> {
-    while let Ok(Job { head, from }) = jobs.recv() {
-        to.write_all(&head.encode())?;
-        let chunk = from.and_then(|slot| memory.chunk(slot));
-        if let Some(bytes) = chunk
-            .as_deref()
-            .and_then(|chunk| chunk.get(..head.bytes as usize))
-        {
-            to.write_all(bytes)?;
+/// Sends a head; one that a chunk follows leaves in a packet with its first bytes.
+fn send_head(to: &Stream, head: Head, is_followed: bool) -> io::Result<()> {
+    let mut flags = SendFlags::NOSIGNAL;
+    flags.set(SendFlags::MORE, is_followed);
+    let bytes = head.encode();
+    let mut left = &bytes[..];
+    while !left.is_empty() {
+        match rustix::net::send(to, left, flags) {
+            Ok(count) => left = &left[count..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())
@@ -249,37 +270,38 @@ fn send(jobs: &Receiver<Job>, memory: &Memory, mut to: Stream) -> io::Result<()>
 fn receive(
     mut from: Stream,
     memory: &Memory,
-    answers: &SyncSender<Job>,
+    agreed: &Mutex<Agreed>,
+    answers: &Queue<Job>,
     node: &impl Node,
 ) -> io::Result<()> {
-    let nonsense = || io::Error::from(io::ErrorKind::InvalidData);
+    let answer = |head, from| match answers.leave(Job { head, from }) {
+        true => Ok(()),
+        false => Err(nonsense()),
+    };
     loop {
         let head = Head::receive(&mut from)?;
-        let slot = node.may(&head).ok_or_else(nonsense)?;
-        let answer = |what| Head { what, ..head };
-        match head.what {
-            What::Read => {
-                let job = Job {
-                    head: answer(What::Here),
-                    from: Some(slot),
-                };
-                answers.try_send(job).map_err(|_| nonsense())?;
-            }
-            What::Here | What::Write => {
-                let mut chunk = memory.chunk(slot).ok_or_else(nonsense)?;
-                let room = chunk.get_mut(..head.bytes as usize);
-                from.read_exact(room.ok_or_else(nonsense)?)?;
-                drop(chunk);
-                node.moved(&head);
-                if head.what == What::Write {
-                    let job = Job {
-                        head: answer(What::There),
-                        from: None,
-                    };
-                    answers.try_send(job).map_err(|_| nonsense())?;
-                }
-            }
-            What::There => node.moved(&head),
+        let slot = lock(agreed).take(&head, memory).ok_or_else(nonsense)?;
+        if let What::Here | What::Write = head.what {
+            let mut room = memory.part(slot, 0, head.bytes).ok_or_else(nonsense)?;
+            from.as_fd()
+                .read_exact_volatile(&mut room)
+                .map_err(failed)?;
         }
+        let what = match head.what {
+            What::Read => What::Here,
+            What::Write => What::There,
+            What::Here | What::There => {
+                node.moved(slot, true);
+                continue;
+            }
+        };
+        answer(Head { what, ..head }, (what == What::Here).then_some(slot))?;
+    }
+}
+
+fn failed(error: VolatileMemoryError) -> io::Error {
+    match error {
+        VolatileMemoryError::IOError(error) => error,
+        other => io::Error::other(other),
     }
 }

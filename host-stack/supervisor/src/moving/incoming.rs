@@ -20,10 +20,7 @@ use rustix::{
     process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid},
 };
 use snaprig_peers::{Address, Token};
-use snaprig_ppmr::{
-    Times,
-    driver::target::{Takes, TargetNode},
-};
+use snaprig_ppmr::driver::target::{Takes, TargetNode};
 use snaprig_resources::error::{Error, Result};
 use snaprig_tracee::faults::{begin_round, reached};
 
@@ -152,7 +149,7 @@ fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWrite
         let takes = Takes {
             buffers: pipelined.buffers,
             streams_max: 1,
-            times: Times::default(),
+            ..Takes::default()
         };
         let any = Address::Tcp(SocketAddr::from((pipelined.host, 0)).to_string());
         let target = TargetNode::listen(&any, token, takes)?;

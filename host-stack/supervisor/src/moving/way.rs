@@ -22,7 +22,7 @@ use snaprig_ckpt_image::image::FileSink;
 use snaprig_image::Sink;
 use snaprig_peers::{Address, Token};
 use snaprig_ppmr::{
-    Buffers, Mode, Times,
+    Buffers, Mode,
     driver::source::{Moves, SourceNode, Writer},
 };
 use snaprig_resources::error::{Error, Result};
@@ -174,8 +174,8 @@ impl Pipe {
                 chunk_bytes: to.chunk_bytes,
             },
             mode: to.mode,
-            times: Times::default(),
             ranks: vec![RANK],
+            ..Moves::default()
         };
         let node = SourceNode::connect(&to.target, &Token::new(to.secret), moves)?;
         let writer = Some(node.writer(RANK));
