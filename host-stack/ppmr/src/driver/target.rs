@@ -65,7 +65,7 @@ pub struct TargetNode {
     shared: Arc<Shared<Taking>>,
     address: Address,
     /// None: it has ended.
-    serves: Option<thread::JoinHandle<()>>,
+    serves: Mutex<Option<thread::JoinHandle<()>>>,
     begun: Mutex<Receiver<StreamId>>,
 }
 
@@ -77,7 +77,8 @@ struct Taking {
     next: u64,
     given: BTreeMap<StreamId, Given>,
     over: BTreeMap<StreamId, Result<(), Failure>>,
-    begin: Sender<StreamId>,
+    /// None: no more are waited for.
+    begin: Option<Sender<StreamId>>,
     is_over: bool,
 }
 
@@ -117,7 +118,7 @@ impl TargetNode {
                 next: 0,
                 given: BTreeMap::new(),
                 over: BTreeMap::new(),
-                begin,
+                begin: Some(begin),
                 is_over: false,
             }),
             changed: Condvar::new(),
@@ -132,7 +133,7 @@ impl TargetNode {
         Ok(Self {
             shared,
             address,
-            serves: Some(serves),
+            serves: Mutex::new(Some(serves)),
             begun: Mutex::new(begins),
         })
     }
@@ -142,37 +143,37 @@ impl TargetNode {
         self.address.clone()
     }
 
-    /// Waits until no source is connected: each goes when it knows what has become of all of its processes. Who ends before that
-    /// leaves it in doubt.
-    pub fn wait_for_sources(&self) {
-        let mut state = lock(&self.shared.state);
-        while !state.connections.is_empty() {
-            state = self.shared.wait(state);
-        }
-    }
-
-    /// Waits for a process that is to come: its image, to be read front to back.
+    /// Waits for a process that is to come: its image, to be read front to back. None: it was stopped.
     pub fn next_reader(&self) -> Option<Reader> {
         let stream = lock(&self.begun).recv().ok()?;
         Some(Reader::new(self.shared.clone(), stream))
     }
-}
 
-impl Drop for TargetNode {
-    fn drop(&mut self) {
+    /// Ends all that is on its way, and listens no longer: as if it was dropped, for those who wait for it.
+    pub fn stop(&self) {
         let gone = {
             let mut state = lock(&self.shared.state);
+            if state.is_over {
+                return;
+            }
             state.is_over = true;
+            state.begin = None;
             std::mem::take(&mut state.connections)
         };
         drop(gone);
         self.shared.changed.notify_all();
         // Who waits for sources looks, and takes the name of a Unix socket away.
         if self.address.connect(WAKE_MAX).is_ok()
-            && let Some(serves) = self.serves.take()
+            && let Some(serves) = lock(&self.serves).take()
         {
             let _ = serves.join();
         }
+    }
+}
+
+impl Drop for TargetNode {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -218,7 +219,7 @@ impl State for Taking {
                     message,
                 } => self.say(connection, &message),
                 Output::Begin { stream } => {
-                    let _ = self.begin.send(stream);
+                    let _ = self.begin.as_ref().map(|begin| begin.send(stream));
                 }
                 Output::Pull {
                     connection,

@@ -169,9 +169,7 @@ fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWrite
         }
         // Of memory there is none to wait for.
         image.sync_all()?;
-        writeln!(says, "{WHOLE}")?;
-        target.wait_for_sources();
-        Ok(())
+        writeln!(says, "{WHOLE}")
     };
     if let Err(error) = take() {
         // If the heir is not there, nobody is told.
