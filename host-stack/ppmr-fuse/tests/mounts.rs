@@ -15,12 +15,24 @@ use std::{
 
 use snaprig_ppmr::Mode;
 
-use pair::{Pair, bytes};
+use pair::Pair;
 
 /// What whoever reads or writes hears of a stream that has failed.
 const EIO: Option<i32> = Some(5);
 /// What whoever does not go front to back hears.
 const ESPIPE: Option<i32> = Some(29);
+
+/// Bytes of a file: others for each.
+fn bytes(seed: u64, count: usize) -> Vec<u8> {
+    let mut state = seed * 2 + 1;
+    let next = |_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..count).map(next).collect()
+}
 
 fn cp(from: &Path, to: &Path) -> std::process::Child {
     Command::new("cp").args([from, to]).spawn().unwrap()

@@ -9,6 +9,10 @@
 //!   when the stream has.
 //! - The stream ends when the last descriptor is closed. It fails if one is closed because its process is killed, and if
 //!   the file is removed before its end.
+//!
+//! What DMTCP does fits: a temporary name, fsync(2), close(2), then the final name; with gzip, another process writes on
+//! after it has closed the file. Its coordinator writes scripts into its directory of checkpoints: that must be another one
+//! (`dmtcp_coordinator --ckptdir`, and then `dmtcp_launch --join-coordinator --ckptdir MOUNT`).
 
 mod file;
 mod killed;

@@ -80,15 +80,3 @@ impl Pair {
         (self.source.next().unwrap(), target.next().unwrap())
     }
 }
-
-/// Bytes of a file: others for each.
-pub fn bytes(seed: u64, count: usize) -> Vec<u8> {
-    let mut state = seed * 2 + 1;
-    let next = |_| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    (0..count).map(next).collect()
-}
