@@ -89,7 +89,7 @@ enum Command {
     /// Checkpoint programs of this machine, and restart them
     #[command(subcommand)]
     Ckpt(ckpt::Command),
-    /// Have the processes of a node of a job go on at another node
+    /// Have the processes of a node of a job go on at another node, and images of other checkpointers
     #[command(subcommand)]
     Ppmr(ppmr::Command),
     /// Snapshot, swap out and move the offload processes of a program that runs

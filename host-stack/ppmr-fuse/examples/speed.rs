@@ -33,6 +33,7 @@ fn nodes(files: u32, mode: Mode) -> io::Result<(SourceNode, TargetNode)> {
         buffers,
         streams_max: files,
         times,
+        ..Takes::default()
     };
     let target = TargetNode::listen(&any, &token, takes)?;
     let moves = Moves {
@@ -40,6 +41,7 @@ fn nodes(files: u32, mode: Mode) -> io::Result<(SourceNode, TargetNode)> {
         mode,
         times,
         ranks: (0..files).collect(),
+        ..Moves::default()
     };
     let source = SourceNode::connect(&target.address(), &token, moves)?;
     Ok((source, target))

@@ -42,6 +42,7 @@ impl Pair {
             buffers: BUFFERS,
             streams_max: files,
             times,
+            ..Takes::default()
         };
         let target = TargetNode::listen(&any, &token, takes).unwrap();
         let ranks: Vec<u32> = (0..files).collect();
@@ -50,6 +51,7 @@ impl Pair {
             mode,
             times,
             ranks: ranks.clone(),
+            ..Moves::default()
         };
         let source = SourceNode::connect(&target.address(), &token, moves).unwrap();
         let options = Options {
