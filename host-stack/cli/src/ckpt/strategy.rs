@@ -8,7 +8,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use snaprig_fabric::Node;
-use snaprig_ppmr::{Buffers, Mode};
+use snaprig_ppmr::{Buffers, Mode, driver::transport};
 use snaprig_supervisor::{Pipelined, Strategy};
 
 use crate::{AnyError, size};
@@ -28,6 +28,16 @@ pub enum Name {
     Shared,
 }
 
+/// How chunks of a pipeline go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    Auto,
+    /// Over a socket
+    Tcp,
+    /// By RDMA, or not at all
+    Rdma,
+}
+
 /// What is said of it.
 #[derive(Args, Clone, Debug)]
 pub struct How {
@@ -44,6 +54,9 @@ pub struct How {
     /// And the chunks that it is of
     #[arg(long, value_name = "SIZE", default_value = "128K", value_parser = size::parse)]
     chunk: u64,
+    /// How chunks go [auto: by RDMA, where both nodes have a device and this program is built with the feature `rdma`]
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    transport: Transport,
     /// The node that the member leaves writes chunks, instead of the other one reading them
     #[arg(long)]
     push: bool,
@@ -82,15 +95,19 @@ impl How {
                 true => Mode::Push,
                 false => Mode::Pull,
             },
+            transport: match self.transport {
+                Transport::Auto => transport::Transport::Auto,
+                Transport::Tcp => transport::Transport::Tcp,
+                Transport::Rdma => transport::Transport::Rdma,
+            },
             pre_copy: self.pre_copy,
         })
     }
 
     /// The same as words, for who is asked to do it elsewhere.
     pub fn words(&self, name: Name) -> Vec<OsString> {
-        let strategy = name.to_possible_value();
-        let strategy = strategy.map_or(String::new(), |value| value.get_name().to_owned());
-        let mut words: Vec<OsString> = ["--strategy".into(), strategy.into()].into();
+        let mut words: Vec<OsString> = ["--strategy".into(), word(&name)].into();
+        words.extend(["--transport".into(), word(&self.transport)]);
         if let Some(files) = &self.files {
             words.extend(["--files".into(), files.into()]);
         }
@@ -100,6 +117,12 @@ impl How {
         words.extend(self.pre_copy.then(|| "--pre-copy".into()));
         words
     }
+}
+
+/// A value as it is said.
+fn word(value: &impl ValueEnum) -> OsString {
+    let value = value.to_possible_value();
+    value.map_or(OsString::new(), |value| value.get_name().into())
 }
 
 /// Where other nodes reach this one; without a network of its own, the machine itself.

@@ -25,7 +25,7 @@ use std::{
 };
 
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
-use snaprig_ppmr::Buffers;
+use snaprig_ppmr::{Buffers, driver::transport::Transport};
 use snaprig_supervisor::{
     Error, Job, JobDump, Mode, Options, Pipelined, Policy, Program, Reply, Reporter, Request,
     Schedule, Settings, Strategy, Target, faults,
@@ -41,6 +41,7 @@ fn strategy(name: Option<&str>, job: &Path) -> Strategy {
             chunk_bytes: 64 << 10,
         },
         mode: snaprig_ppmr::Mode::Pull,
+        transport: Transport::Tcp,
         pre_copy: name == Some("pre-copy"),
     };
     match name {

@@ -149,6 +149,7 @@ fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWrite
         let takes = Takes {
             buffers: pipelined.buffers,
             streams_max: 1,
+            transport: pipelined.transport,
             ..Takes::default()
         };
         let any = Address::Tcp(SocketAddr::from((pipelined.host, 0)).to_string());

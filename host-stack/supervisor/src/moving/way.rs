@@ -23,7 +23,10 @@ use snaprig_image::Sink;
 use snaprig_peers::{Address, Token};
 use snaprig_ppmr::{
     Buffers, Mode,
-    driver::source::{Moves, SourceNode, Writer},
+    driver::{
+        source::{Moves, SourceNode, Writer},
+        transport::Transport,
+    },
 };
 use snaprig_resources::error::{Error, Result};
 
@@ -57,6 +60,8 @@ pub struct Pipelined {
     pub buffers: Buffers,
     /// Which way chunks go.
     pub mode: Mode,
+    /// By RDMA, or over a socket.
+    pub transport: Transport,
     /// Most of the memory is there before the tree stands still.
     pub pre_copy: bool,
 }
