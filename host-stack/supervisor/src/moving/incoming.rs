@@ -168,8 +168,10 @@ fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWrite
             reached(&faults::COMING);
             writeln!(says, "{AT}{here}")?;
         }
-        // Of memory there is none to wait for.
+        // Of memory there is nothing to wait for.
         image.sync_all()?;
+        // The source has been told by then: who hears the last word ends this process.
+        drop((reader, target));
         writeln!(says, "{WHOLE}")
     };
     if let Err(error) = take() {
