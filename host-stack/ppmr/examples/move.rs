@@ -166,6 +166,7 @@ fn target(common: &Common, streams: u32) -> Result<(), Box<dyn Error>> {
         times: common.times(),
         transport: common.transport(),
         port: common.port(),
+        pool: None,
     };
     let node = TargetNode::listen(&common.address, &Token::read(&common.token)?, takes)?;
     println!("listening at {}", node.address());

@@ -333,7 +333,7 @@ impl Target {
                 own.reader = Reader::Waits;
                 self.feed(id);
             }
-            // It has a part, or has read all.
+            // It waits, or has read all.
             _ => {
                 let (stream, failure) = (id, Failure::Reader);
                 self.out.push(Output::NoPart { stream, failure });
@@ -369,6 +369,8 @@ impl Target {
             true => {}
             false => self.fail(id, Failure::Reader),
         }
+        // It may wait already, to hear that this was all.
+        self.feed(id);
         self.forget(id.connection);
     }
 
@@ -395,13 +397,11 @@ impl Target {
         let Some(own) = self.streams.get_mut(&id) else {
             return;
         };
-        // What it had, nobody reads any more.
-        if own.over.is_some() {
-            own.took(0, &mut self.pool);
-            return self.forget(id.connection);
+        own.reader_gone(&mut self.pool);
+        match own.over {
+            Some(_) => self.forget(id.connection),
+            None => self.fail(id, Failure::Reader),
         }
-        own.reader = Reader::Away;
-        self.fail(id, Failure::Reader);
     }
 
     /// A stream fails here, and the source is told.

@@ -27,6 +27,7 @@ mod reader;
 mod scan;
 mod seal;
 mod wire;
+mod worth;
 mod writer;
 
 use serde::{Deserialize, Serialize};

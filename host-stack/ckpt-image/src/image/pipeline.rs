@@ -17,6 +17,7 @@ use std::{
         mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     },
     thread::{self, JoinHandle},
+    time::Instant,
 };
 
 use snaprig_image::{Buffer, Filled, Sink};
@@ -24,6 +25,7 @@ use snaprig_image::{Buffer, Filled, Sink};
 use super::{
     Summary,
     seal::{Job, Sealer},
+    worth::SinkSpeed,
 };
 
 /// What is to be done next.
@@ -63,7 +65,7 @@ pub struct Pipeline<S> {
 
 impl<S: Sink> Pipeline<S> {
     /// Starts the threads. So many blocks may be on their way.
-    pub fn start(sink: S, sealer: Sealer, blocks: usize) -> io::Result<Self> {
+    pub fn start((sink, speed): (S, SinkSpeed), sealer: Sealer, blocks: usize) -> io::Result<Self> {
         let (orders, ordered) = sync_channel(blocks);
         let (sealed, to_write) = sync_channel(blocks);
         let progress = Arc::new(Progress::default());
@@ -75,7 +77,9 @@ impl<S: Sink> Pipeline<S> {
             summary
         })?;
         let told = Arc::clone(&progress);
-        let sinker = spawn("ckpt-write", move || write_all(sink, &to_write, &told))?;
+        let sinker = spawn("ckpt-write", move || {
+            write_all((sink, &speed), &to_write, &told)
+        })?;
         Ok(Self {
             orders: Some(orders),
             progress,
@@ -157,8 +161,12 @@ fn seal_all(
 }
 
 /// Gives the sink what comes; gives the sink back, unless it has failed.
-fn write_all<S: Sink>(mut sink: S, from: &Receiver<Filled>, progress: &Progress) -> Option<S> {
-    let written = write_some(&mut sink, from, progress);
+fn write_all<S: Sink>(
+    (mut sink, speed): (S, &SinkSpeed),
+    from: &Receiver<Filled>,
+    progress: &Progress,
+) -> Option<S> {
+    let written = write_some((&mut sink, speed), from, progress);
     let done = written.and_then(|()| match progress.complete.load(Ordering::Acquire) {
         true => sink.finish(),
         false => Ok(()),
@@ -173,14 +181,15 @@ fn write_all<S: Sink>(mut sink: S, from: &Receiver<Filled>, progress: &Progress)
 }
 
 fn write_some<S: Sink>(
-    sink: &mut S,
+    (sink, speed): (&mut S, &SinkSpeed),
     from: &Receiver<Filled>,
     progress: &Progress,
 ) -> io::Result<()> {
     while let Some(sealed) = next(sink, from)? {
-        let len = sealed.len() as u64;
+        let (bytes, begun) = (sealed.len(), Instant::now());
         sink.write(sealed)?;
-        progress.written.fetch_add(len, Ordering::Relaxed);
+        speed.took(bytes, begun.elapsed());
+        progress.written.fetch_add(bytes as u64, Ordering::Relaxed);
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// What comes next in an image.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
     /// A section of state.
     State(State<'a>),
@@ -45,7 +45,7 @@ pub enum Piece<'a> {
 }
 
 /// A section of state.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
     name: &'a str,
     offset: u64,
@@ -225,7 +225,7 @@ impl<S: Source> Reader<S> {
     }
 
     /// Batches whose lists have been read.
-    pub(super) fn batches(&self) -> u64 {
+    pub fn batches(&self) -> u64 {
         self.batches
     }
 

@@ -11,6 +11,7 @@ use super::{
     buffer::data_mut,
     hash,
     wire::{self, BLOCK, Chunk, Kind, LIST_MAX, blocks},
+    worth::Worth,
 };
 
 /// A chunk to be. Those that store have their bytes in the buffer, in order, in whole blocks.
@@ -26,9 +27,18 @@ pub struct Job {
     pub drafts: Vec<Draft>,
 }
 
+/// What compresses.
+pub struct Zstd {
+    pub compressor: zstd::bulk::Compressor<'static>,
+    /// None: always.
+    pub worth: Option<Worth>,
+}
+
 /// Seals the batches of one image, in order.
 pub struct Sealer {
-    zstd: Option<zstd::bulk::Compressor<'static>>,
+    zstd: Option<Zstd>,
+    /// The batch at hand is compressed.
+    is_compressing: bool,
     scratch: Vec<u8>,
     chunks: Vec<Chunk>,
     encoder: Encoder,
@@ -42,10 +52,11 @@ impl Sealer {
         encoder: Encoder,
         header: usize,
         stands_for: Option<ImageId>,
-        zstd: Option<zstd::bulk::Compressor<'static>>,
+        zstd: Option<Zstd>,
     ) -> Self {
         Self {
             zstd,
+            is_compressing: false,
             scratch: Vec::new(),
             chunks: Vec::new(),
             encoder,
@@ -62,6 +73,13 @@ impl Sealer {
         let Job { mut block, drafts } = job;
         let data = data_mut(&mut block);
         self.chunks.clear();
+        self.is_compressing = match &mut self.zstd {
+            None => false,
+            Some(Zstd { worth: None, .. }) => true,
+            Some(Zstd {
+                worth: Some(worth), ..
+            }) => worth.begin(),
+        };
         let (mut from, mut to) = (0, 0);
         for draft in drafts {
             match draft.kind {
@@ -73,6 +91,12 @@ impl Sealer {
                 }
                 Kind::Zeroes | Kind::Gone => self.mark(draft),
             }
+        }
+        if let Some(Zstd {
+            worth: Some(worth), ..
+        }) = &mut self.zstd
+        {
+            worth.done(from, to);
         }
         let start = LIST_MAX - wire::list_bytes(self.chunks.len());
         let list = &mut block.bytes_mut()[start..LIST_MAX];
@@ -161,9 +185,10 @@ impl Sealer {
 
     /// Compresses into the scratch; how many bytes it has then. None: that would save no block.
     fn compress(&mut self, bytes: &[u8]) -> Option<usize> {
-        let zstd = self.zstd.as_mut()?;
+        let zstd = self.zstd.as_mut().filter(|_| self.is_compressing)?;
         let most = blocks(bytes.len()) - BLOCK;
         self.scratch.resize(most, 0);
+        let zstd = &mut zstd.compressor;
         zstd.compress_to_buffer(bytes, &mut self.scratch[..]).ok()
     }
 

@@ -12,8 +12,9 @@ use super::{
     CHUNK_MAX, Header, PAGE, Run, STATE_MAX, Summary, WriteError,
     buffer::{BUFFER_BYTES, Buffer, data_mut},
     pipeline::{Order, Pipeline},
-    seal::{Draft, Job, Sealer},
+    seal::{Draft, Job, Sealer, Zstd},
     wire::{self, CHUNKS_MAX, Kind, blocks},
+    worth::{SinkSpeed, Worth},
 };
 
 /// Most runs in one [`Writer::submit`]: a page each.
@@ -28,6 +29,8 @@ pub struct Options {
     pub name: String,
     /// Level of zstd; none: not compressed.
     pub zstd: Option<i32>,
+    /// Compressed only as long as the sink takes less time for what is left than for all of it.
+    pub zstd_if_faster: bool,
     /// Buffers that [`Writer::buffer`] hands out at a time.
     pub buffers: usize,
     /// Bytes that the image will take, about, if known: said when there is no room for them.
@@ -42,6 +45,7 @@ impl Options {
         Self {
             name: name.into(),
             zstd: None,
+            zstd_if_faster: false,
             buffers: 4,
             expected: 0,
             stands_for: None,
@@ -78,13 +82,18 @@ impl<S: Sink> Writer<S> {
     /// Starts an image: its header goes out.
     pub fn new(mut to: S, header: &Header, options: Options) -> Result<Self, WriteError> {
         let (encoder, bytes) = wire::encode_header(header).ok_or(WriteError::Header)?;
+        let speed = SinkSpeed::default();
         let zstd = options.zstd.map(zstd::bulk::Compressor::new);
         let zstd = zstd.transpose().map_err(WriteError::Memory)?;
+        let zstd = zstd.map(|compressor| Zstd {
+            compressor,
+            worth: options.zstd_if_faster.then(|| Worth::new(speed.clone())),
+        });
         let count = options.buffers.max(1) + OWN_BLOCKS;
         let pool = Pool::lent_by(&mut to, count, BUFFER_BYTES);
         let mut pool = pool.map_err(WriteError::Memory)?;
         let sealer = Sealer::new(encoder, bytes.len(), options.stands_for, zstd);
-        let pipeline = Pipeline::start(to, sealer, count).map_err(WriteError::Memory)?;
+        let pipeline = Pipeline::start((to, speed), sealer, count).map_err(WriteError::Memory)?;
         let mut block = pool.take().map_err(WriteError::Memory)?;
         block.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
         let mut writer = Self {

@@ -12,12 +12,11 @@ use snaprig_tracee::parallel;
 
 use super::staging::Staging;
 
-/// Fills all spaces but for what is there, on all processors: what takes longest is to make the pages, and to have them
+/// Fills all spaces but for what processes have been given, on all processors: what takes longest is to make the pages, and to have them
 /// from the disk, for which one of two threads waits.
 pub fn fill(chain: &Chain, targets: &Targets, there: &Staging) -> Result<()> {
     let next = AtomicUsize::new(0);
-    let parts = chain.parts().filter(|part| !there.has(&part.run));
-    let parts: Vec<_> = parts.collect();
+    let parts: Vec<_> = chain.parts().collect();
     // Parts of one chunk, which is read once.
     let groups: Vec<_> = parts
         .chunk_by(|one, other| one.place.is_beside(&other.place))
@@ -30,7 +29,8 @@ pub fn fill(chain: &Chain, targets: &Targets, there: &Staging) -> Result<()> {
         filled
     };
     let filled = parallel::each(0..2 * parallel::threads(), |_| fill());
-    filled.into_iter().collect()
+    filled.into_iter().collect::<Result<()>>()?;
+    there.fill_left(targets)
 }
 
 /// Fills group after group that nobody else has begun with.

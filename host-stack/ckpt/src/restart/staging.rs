@@ -4,8 +4,9 @@
 //! ```text
 //! image --pages--> slot of the supervisor --fork--> the same in the process --mremap--> area
 //! ```
-//! What must stay true: a slot has what the image says, as far as that was read, and zeroes elsewhere. What no slot
-//! has room for is filled as any other memory.
+//! What must stay true: a slot has what the image says, as far as that was read, and zeroes elsewhere; nobody else keeps
+//! that. What no slot has room for is filled as any other memory, and so is, out of its slot, what turns out not to be mapped
+//! as slots are.
 //!
 //! Linux makes no one mapping of memory that came by fork(2) and of what is mapped beside it later, in any process
 //! (`is_mergeable_anon_vma`): mremap(2) does not take both at once before the next move.
@@ -14,16 +15,18 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     ops::Range,
-    ptr, slice,
+    process, ptr, slice,
 };
 
-use snaprig_ckpt_image::image::{PAGE, Piece, Run};
+use libc::pid_t;
+use snaprig_ckpt_image::image::{PAGE, Piece};
 use snaprig_resources::{
     error::{Error, Result},
     growing::moved,
     state::{Area, Backing, Body, Process, Tree},
+    target::{Targets, clear, put},
 };
-use snaprig_tracee::{ranges::Ranges, remote::Call};
+use snaprig_tracee::{pagemap::Pagemap, ranges::Ranges, remote::Call};
 
 /// Where slots are: programs, and what instruments them (the shadow memory of sanitizers), rarely have anything there.
 const SLOTS: Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
@@ -44,6 +47,32 @@ struct Slot {
     mapped: Range<u64>,
     /// Where here its first address is.
     at: u64,
+    /// The pages of which the image says something: never written to where it does not, so nothing is there of those.
+    said: Vec<bool>,
+}
+
+impl Slot {
+    /// What is said of some pages, which begin so far from the slot's first address.
+    fn say(&mut self, from: u64, bytes: u64, is_said: bool) {
+        let pages = (from / PAGE) as usize..((from + bytes) / PAGE) as usize;
+        if let Some(said) = self.said.get_mut(pages) {
+            said.fill(is_said);
+        }
+    }
+
+    /// The parts of which the image says something, of a slot that begins at this address.
+    fn said(&self, first: u64) -> Ranges {
+        let mut said = Ranges::default();
+        let mut page = first;
+        for run in self.said.chunk_by(|one, other| one == other) {
+            let end = page + run.len() as u64 * PAGE;
+            if run[0] {
+                said.push(page..end);
+            }
+            page = end;
+        }
+        said
+    }
 }
 
 /// Memory that processes are given when they are made.
@@ -80,26 +109,41 @@ impl Staging {
                 is_unreserved,
                 mapped: at..end,
                 at,
+                said: vec![false; ((end - at) / PAGE) as usize],
             };
             self.slots.insert((space, memory.start), slot);
         }
     }
 
-    /// What an image says next.
-    pub fn take(&mut self, piece: &Piece<'_>) -> Result<()> {
-        match *piece {
-            Piece::State(_) => Ok(()),
+    /// What an image says next; `others` is told what of it no slot has room for.
+    pub fn take(
+        &mut self,
+        piece: Piece<'_>,
+        mut others: impl FnMut(Piece<'_>) -> Result<()>,
+    ) -> Result<()> {
+        match piece {
+            Piece::State(_) => others(piece),
             Piece::Pages {
                 space,
                 address,
                 bytes,
             } => {
-                for (part, at) in self.of(space, &(address..address + bytes.len() as u64)) {
+                for (part, at) in self.split(space, address..address + bytes.len() as u64, true) {
                     let from = (part.start - address) as usize;
-                    let pages = &bytes[from..][..(part.end - part.start) as usize];
+                    let bytes = &bytes[from..][..(part.end - part.start) as usize];
+                    let Some(at) = at else {
+                        let address = part.start;
+                        others(Piece::Pages {
+                            space,
+                            address,
+                            bytes,
+                        })?;
+                        continue;
+                    };
+                    make_huge(at..at + bytes.len() as u64);
                     // SAFETY: the addresses are of a slot, which this mapped and nobody else knows of.
-                    let to = unsafe { slice::from_raw_parts_mut(at as *mut u8, pages.len()) };
-                    to.copy_from_slice(pages);
+                    let to = unsafe { slice::from_raw_parts_mut(at as *mut u8, bytes.len()) };
+                    to.copy_from_slice(bytes);
                 }
                 Ok(())
             }
@@ -107,17 +151,68 @@ impl Staging {
                 space,
                 address,
                 bytes,
-            }
-            | Piece::Gone {
+            } => self.clear(space, address, bytes, true, |address, bytes| {
+                others(Piece::Zeroes {
+                    space,
+                    address,
+                    bytes,
+                })
+            }),
+            Piece::Gone {
                 space,
                 address,
                 bytes,
-            } => {
-                let gone = address..address.saturating_add(bytes);
-                self.of(space, &gone)
-                    .try_for_each(|(part, at)| clear(at..at + part.end - part.start))
+            } => self.clear(space, address, bytes, false, |address, bytes| {
+                others(Piece::Gone {
+                    space,
+                    address,
+                    bytes,
+                })
+            }),
+        }
+    }
+
+    fn clear(
+        &mut self,
+        space: u32,
+        address: u64,
+        bytes: u64,
+        is_said: bool,
+        mut others: impl FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let end = address.saturating_add(bytes);
+        for (part, at) in self.split(space, address..end, is_said) {
+            let bytes = part.end - part.start;
+            match at {
+                Some(at) => drop_pages(at..at + bytes)?,
+                None => others(part.start, bytes)?,
             }
         }
+        Ok(())
+    }
+
+    /// Addresses of which an image says something, or says that nothing is to be said of them any more: the parts of them,
+    /// ascending, and where those of slots are here.
+    fn split(
+        &mut self,
+        space: u32,
+        addresses: Range<u64>,
+        is_said: bool,
+    ) -> Vec<(Range<u64>, Option<u64>)> {
+        let mut slots: Vec<_> = self.of(space, &addresses).collect();
+        slots.reverse();
+        let (mut parts, mut next) = (Vec::new(), addresses.start);
+        for (part, at) in slots {
+            parts.push((next..part.start, None));
+            next = part.end;
+            if let Some((first, slot)) = self.slots.range_mut(..=(space, part.start)).next_back() {
+                slot.say(part.start - first.1, part.end - part.start, is_said);
+            }
+            parts.push((part, Some(at)));
+        }
+        parts.push((next..addresses.end, None));
+        parts.retain(|(part, _)| !part.is_empty());
+        parts
     }
 
     /// Has what is whole in huge pages (transparent ones): their page tables are copied by each fork(2) from here to the
@@ -128,7 +223,7 @@ impl Staging {
             let mut whole = Ranges::default();
             for block in (first..slot.mapped.end).step_by(HUGE_BYTES as usize) {
                 let block = block..block + HUGE_BYTES;
-                if block.end <= slot.mapped.end && is_resident(&block) {
+                if block.end <= slot.mapped.end && resident(&block) as u64 == HUGE_BYTES / PAGE {
                     whole.push(block);
                 }
             }
@@ -238,13 +333,38 @@ impl Staging {
         given.any(|(start, at)| (start..start + at.end - at.start).contains(&area.start))
     }
 
-    /// Whether processes have been given all of these pages.
-    pub(super) fn has(&self, run: &Run) -> bool {
-        let filled = self.filled.get(&run.space);
-        filled.is_some_and(|filled| {
-            let pages = Ranges::from(run.address..run.address + run.bytes);
-            pages.without(filled).bytes() == 0
-        })
+    /// Fills in what slots have that no process was given.
+    pub(super) fn fill_left(&self, targets: &Targets) -> Result<()> {
+        let own = Pagemap::open(process::id() as pid_t)?;
+        let none = Ranges::default();
+        for ((space, first), slot) in &self.slots {
+            let given = self.filled.get(space).unwrap_or(&none);
+            let left = slot.said(*first).without(given);
+            let Some(target) = targets.get(space) else {
+                continue;
+            };
+            for part in left.iter() {
+                let here = |address: u64| slot.at + address - first;
+                let there = |at: u64| first + at - slot.at;
+                let at = here(part.start)..here(part.end);
+                let (mut pages, mut guards) = (Ranges::default(), Ranges::default());
+                own.own(at.clone(), false, &mut pages, &mut guards)?;
+                for run in Ranges::from(at).without(&pages).iter() {
+                    clear(target, there(run.start)..there(run.end))?;
+                }
+                for run in pages.iter() {
+                    // SAFETY: the addresses are of a slot, whose pages nobody changes as long as this is borrowed.
+                    let bytes = unsafe {
+                        slice::from_raw_parts(
+                            run.start as *const u8,
+                            (run.end - run.start) as usize,
+                        )
+                    };
+                    put(target, there(run.start), bytes)?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -277,7 +397,7 @@ fn map(at: Range<u64>, is_unreserved: bool) -> io::Result<()> {
     }
 }
 
-fn clear(part: Range<u64>) -> Result<()> {
+fn drop_pages(part: Range<u64>) -> Result<()> {
     advise(&part, libc::MADV_DONTNEED)
         .map_err(|source| Error::io("memory of a tree that comes", source))
 }
@@ -297,8 +417,22 @@ fn advise(part: &Range<u64>, advice: i32) -> io::Result<()> {
     }
 }
 
-/// Whether all pages of a block are there.
-fn is_resident(block: &Range<u64>) -> bool {
+/// Makes huge pages where all of one is about to be written to, and none of it is there: one fault instead of hundreds.
+fn make_huge(part: Range<u64>) {
+    let first = part.start.next_multiple_of(HUGE_BYTES);
+    for start in (first..part.end).step_by(HUGE_BYTES as usize) {
+        let block = start..start + HUGE_BYTES;
+        if block.end <= part.end && resident(&block) == 0 {
+            // There is nothing to be collapsed where no page is.
+            // SAFETY: the address is of a slot, which this mapped and nobody else knows of.
+            unsafe { ptr::write_volatile(start as *mut u8, 0) };
+            let _ = advise(&block, MADV_COLLAPSE);
+        }
+    }
+}
+
+/// How many pages of a block are there.
+fn resident(block: &Range<u64>) -> usize {
     let mut pages = [0_u8; (HUGE_BYTES / PAGE) as usize];
     // SAFETY: the block is of a slot; mincore(2) writes a byte for each of its pages, as many as there is room for.
     let asked = unsafe {
@@ -308,7 +442,11 @@ fn is_resident(block: &Range<u64>) -> bool {
             pages.as_mut_ptr(),
         )
     };
-    asked == 0 && pages.iter().all(|page| page & 1 == 1)
+    match asked {
+        0 => pages.iter().filter(|page| **page & 1 == 1).count(),
+        // Then it is as good as there.
+        _ => pages.len(),
+    }
 }
 
 /// Whether areas of a process are where slots are.

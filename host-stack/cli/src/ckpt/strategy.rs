@@ -60,6 +60,17 @@ pub struct How {
     /// The node that the member leaves writes chunks, instead of the other one reading them
     #[arg(long)]
     push: bool,
+    /// With ppmr and rdma-local: whether pages are compressed [auto: as long as the way between both nodes takes longer for
+    /// all of them than for what is left, as measured while they go]
+    #[arg(long, value_enum, default_value_t = Compress::Auto)]
+    compress: Compress,
+}
+
+/// Whether pages are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Compress {
+    Auto,
+    Never,
 }
 
 impl How {
@@ -101,6 +112,7 @@ impl How {
                 Transport::Rdma => transport::Transport::Rdma,
             },
             pre_copy: self.pre_copy,
+            compress: self.compress == Compress::Auto,
         })
     }
 
@@ -108,6 +120,7 @@ impl How {
     pub fn words(&self, name: Name) -> Vec<OsString> {
         let mut words: Vec<OsString> = ["--strategy".into(), word(&name)].into();
         words.extend(["--transport".into(), word(&self.transport)]);
+        words.extend(["--compress".into(), word(&self.compress)]);
         if let Some(files) = &self.files {
             words.extend(["--files".into(), files.into()]);
         }

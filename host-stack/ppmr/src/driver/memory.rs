@@ -4,9 +4,13 @@
 
 use std::io;
 
+use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::{Buffers, message::Remote};
+
+/// mmap(2): of no file.
+const MAP_ANONYMOUS: u32 = 0x20;
 
 /// A pool. Its addresses, as peers name them, begin at 0.
 #[derive(Debug)]
@@ -18,12 +22,23 @@ pub struct Memory {
 impl Memory {
     /// Of so many chunks.
     pub fn new(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
+        Self::mapped(buffers, chunks, MapFlags::PRIVATE)
+    }
+
+    /// The same, which the child of a fork(2) has as well.
+    pub fn shared(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
+        Self::mapped(buffers, chunks, MapFlags::SHARED)
+    }
+
+    fn mapped(buffers: &Buffers, chunks: u32, whose: MapFlags) -> io::Result<Self> {
         let chunk_bytes = buffers.chunk_bytes;
         let bytes = (chunks as usize).checked_mul(chunk_bytes as usize);
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
-        let region = MmapRegion::new(bytes).map_err(io::Error::other)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = (whose | MapFlags::NORESERVE).bits() | MAP_ANONYMOUS;
+        let region = MmapRegion::build(None, bytes, protection.bits() as i32, flags as i32);
         Ok(Self {
-            region,
+            region: region.map_err(io::Error::other)?,
             chunk_bytes,
         })
     }

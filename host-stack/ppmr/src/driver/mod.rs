@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`source`] | a source: what writers fill goes to the target |
 //! | [`target`] | a target: what comes from sources is there to be read |
+//! | [`common`] | the pool of a target whose images another process reads |
 //! | [`transport`] | which way chunks may go |
 //! | `door` | how a source comes to its target, and is let in |
 //! | `greeting` | who is at the other end of a socket |
@@ -19,6 +20,7 @@
 //! threads has ended: none of them touches the pool any more.
 
 mod agree;
+pub mod common;
 mod connection;
 mod door;
 mod greeting;

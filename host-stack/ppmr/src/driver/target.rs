@@ -16,6 +16,7 @@ use snaprig_peers::{Address, Token};
 use super::{
     Shared, Since, State,
     agree::{Side, Ways},
+    common::{CommonPool, Part},
     connection::{Connection, Link, Node, Piece},
     door::Door,
     failed, lock,
@@ -41,6 +42,8 @@ pub struct Takes {
     pub transport: Transport,
     /// By which port, if by RDMA.
     pub port: Port,
+    /// Its pool, if another process reads what comes: of these buffers, for as many processes.
+    pub pool: Option<CommonPool>,
 }
 
 /// How long it is tried to tell whoever waits for sources that there is to be none.
@@ -55,6 +58,7 @@ impl Default for Takes {
             times: Times::default(),
             transport: Transport::default(),
             port: Port::default(),
+            pool: None,
         }
     }
 }
@@ -84,7 +88,7 @@ struct Taking {
 
 #[derive(Clone, Copy, Debug)]
 enum Given {
-    Part { slot: u32, at: u32, bytes: u32 },
+    Part(Part),
     Drained,
     Failed(Failure),
 }
@@ -94,7 +98,11 @@ impl TargetNode {
     pub fn listen(address: &Address, token: &Token, takes: Takes) -> io::Result<Self> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let chunks = takes.buffers.chunks_for(takes.streams_max as usize);
-        let memory = Arc::new(Memory::new(&takes.buffers, chunks.map_err(invalid)?)?);
+        let chunks = chunks.map_err(invalid)?;
+        let memory = match takes.pool {
+            Some(CommonPool(memory)) => memory,
+            None => Arc::new(Memory::new(&takes.buffers, chunks)?),
+        };
         let config = Config {
             buffers: takes.buffers,
             pool: memory.remote(),
@@ -242,7 +250,8 @@ impl State for Taking {
                     at,
                     bytes,
                 } => {
-                    self.given.insert(stream, Given::Part { slot, at, bytes });
+                    let part = Part { slot, at, bytes };
+                    self.given.insert(stream, Given::Part(part));
                 }
                 Output::Drained { stream } => {
                     self.given.insert(stream, Given::Drained);
@@ -314,17 +323,34 @@ impl Node for Threads {
     }
 }
 
-/// The image of a process, as it comes. Its end is the end of the image only if all of it has come as it was written; a
-/// reader that is dropped before has its stream fail.
+/// The image of a process, as it comes: to be [read](Read), or, in a [common pool](Takes::pool), by another process, which is
+/// told of [parts](Reader::next_part). Its end is the end of the image only if all of it has come as it was written; a reader
+/// that is dropped before has its stream fail.
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared<Taking>>,
     stream: StreamId,
-    part: Option<(u32, u32, u32)>,
-    /// Bytes of the part that are read.
+    /// What is left of the part at hand.
+    part: Option<Part>,
+    /// Bytes of that part that are read.
     read: u32,
     digest: Digest,
     is_whole: bool,
+}
+
+/// Says that parts are done with.
+#[derive(Clone, Debug)]
+pub struct GivesBack {
+    shared: Arc<Shared<Taking>>,
+    stream: StreamId,
+}
+
+impl GivesBack {
+    /// So many bytes, from the first one on that was not given back yet.
+    pub fn took(&self, bytes: u32) {
+        let stream = self.stream;
+        self.shared.tell(Input::Took { stream, bytes });
+    }
 }
 
 impl Reader {
@@ -344,8 +370,17 @@ impl Reader {
         self.stream
     }
 
-    /// The next part; none: that was all.
-    fn part(&mut self) -> io::Result<Option<(u32, u32, u32)>> {
+    /// By what another thread gives back the parts that this one is given.
+    pub fn gives_back(&self) -> GivesBack {
+        GivesBack {
+            shared: self.shared.clone(),
+            stream: self.stream,
+        }
+    }
+
+    /// Waits for the next part, whether or not those before are [given back](GivesBack::took); none: they are, and that was
+    /// all, if it has [this checksum](Self::check).
+    pub fn next_part(&mut self) -> io::Result<Option<Part>> {
         let stream = self.stream;
         self.shared.tell(Input::Want { stream });
         let mut state = lock(&self.shared.state);
@@ -360,14 +395,15 @@ impl Reader {
         };
         drop(state);
         match given {
-            Given::Part { slot, at, bytes } => Ok(Some((slot, at, bytes))),
-            Given::Drained => self.check().map(|()| None),
+            Given::Part(part) => Ok(Some(part)),
+            Given::Drained => Ok(None),
             Given::Failed(failure) => Err(failed(failure)),
         }
     }
 
-    fn check(&mut self) -> io::Result<()> {
-        let (stream, checksum) = (self.stream, self.digest.checksum());
+    /// All of it is read, and has this [checksum](Digest): whether that is the writer's.
+    pub fn check(&mut self, checksum: u64) -> io::Result<()> {
+        let stream = self.stream;
         self.shared.tell(Input::Checked { stream, checksum });
         let mut state = lock(&self.shared.state);
         let result = loop {
@@ -387,23 +423,20 @@ impl Read for Reader {
         if to.is_empty() || self.is_whole {
             return Ok(0);
         }
-        if self.part.is_none() {
-            self.part = self.part()?;
-        }
-        let Some((slot, at, bytes)) = self.part else {
-            return Ok(0);
+        let part = match self.part.take() {
+            Some(part) => part,
+            None => match self.next_part()? {
+                Some(part) => part,
+                None => return self.check(self.digest.checksum()).map(|()| 0),
+            },
         };
-        let count = to.len().min((bytes - self.read) as usize);
-        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        let part = self.shared.memory.part(slot, at + self.read, count as u32);
-        part.ok_or_else(broken)?.copy_to(&mut to[..count]);
+        let pool = CommonPool(self.shared.memory.clone());
+        let (count, rest) = pool.copy(part, to)?;
         self.digest.update(&to[..count]);
         self.read += count as u32;
-        if self.read == bytes {
-            self.part = None;
-            self.read = 0;
-            let stream = self.stream;
-            self.shared.tell(Input::Took { stream, bytes });
+        self.part = rest;
+        if rest.is_none() {
+            self.gives_back().took(std::mem::take(&mut self.read));
         }
         Ok(count)
     }

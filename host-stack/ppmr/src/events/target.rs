@@ -46,12 +46,13 @@ pub enum Input {
         /// Whether it is there.
         is_done: bool,
     },
-    /// A reader waits for bytes: answered with [`Output::Part`], [`Output::Drained`] or [`Output::NoPart`].
+    /// A reader waits for bytes, beside those that it has: answered with [`Output::Part`], [`Output::Drained`] or [`Output::NoPart`].
     Want {
         /// Of which stream.
         stream: StreamId,
     },
-    /// A reader is done with so many bytes of what it was given, from the first on, and touches nothing of that any more.
+    /// A reader is done with so many bytes of what it was given, from the first on, and touches nothing of them any more. It
+    /// has the others still.
     Took {
         /// Of which stream.
         stream: StreamId,

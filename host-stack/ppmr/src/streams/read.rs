@@ -29,12 +29,10 @@ struct Chunk {
 /// What the reader of a stream does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// It is busy elsewhere.
+    /// It is busy elsewhere: with what it was given, say.
     Away,
     /// It waits for bytes.
     Waits,
-    /// It has so many bytes of the first chunk.
-    Reads(u32),
     /// It knows that it has read all.
     Drained,
 }
@@ -63,6 +61,8 @@ pub struct Stream {
     /// By their offsets.
     chunks: BTreeMap<u64, Chunk>,
     read_bytes: u64,
+    /// So many bytes after those are with the reader.
+    given_bytes: u64,
     end: Option<End>,
     pub reader: Reader,
     /// How it came to its end.
@@ -77,6 +77,7 @@ impl Stream {
             announced_bytes: 0,
             chunks: BTreeMap::new(),
             read_bytes: 0,
+            given_bytes: 0,
             end: None,
             reader: Reader::Away,
             over: None,
@@ -142,18 +143,20 @@ impl Stream {
 
     /// What its reader is given, which waits.
     pub fn give(&mut self) -> Option<Given> {
-        if self.end.is_some_and(|end| end.bytes == self.read_bytes) {
+        if self.is_drained() {
             self.reader = Reader::Drained;
             return Some(Given::Drained);
         }
-        let (offset, chunk) = self.chunks.first_key_value()?;
+        let next = self.read_bytes + self.given_bytes;
+        let (offset, chunk) = self.chunks.range(..=next).next_back()?;
+        // All chunks before the next byte are here. If its own is not, this one is before it, and given already.
+        let at = u32::try_from(next - offset).ok()?;
+        let bytes = chunk.bytes.checked_sub(at).filter(|bytes| *bytes > 0)?;
         if !chunk.is_here {
             return None;
         }
-        // All chunks before this one have been read, so the next byte is in it.
-        let at = (self.read_bytes - offset) as u32;
-        let bytes = chunk.bytes - at;
-        self.reader = Reader::Reads(bytes);
+        self.reader = Reader::Away;
+        self.given_bytes += u64::from(bytes);
         Some(Given::Part {
             slot: chunk.slot,
             at,
@@ -161,21 +164,37 @@ impl Stream {
         })
     }
 
+    fn is_drained(&self) -> bool {
+        self.end.is_some_and(|end| end.bytes == self.read_bytes)
+    }
+
     /// The reader is done with so many bytes of what it was given; false if that was less.
     pub fn took(&mut self, bytes: u32, pool: &mut Pool) -> bool {
-        match self.reader {
-            Reader::Reads(given) if bytes <= given => self.reader = Reader::Away,
-            _ => return false,
-        }
-        self.read_bytes += u64::from(bytes);
+        let bytes = u64::from(bytes);
+        let Some(left) = self.given_bytes.checked_sub(bytes) else {
+            return false;
+        };
+        self.given_bytes = left;
+        self.read_bytes += bytes;
         if self.over.is_some() {
             self.drop_chunks(pool);
-        } else if let Some(first) = self.chunks.first_entry()
-            && first.key() + u64::from(first.get().bytes) == self.read_bytes
+            return true;
+        }
+        while let Some(first) = self.chunks.first_entry()
+            && first.key() + u64::from(first.get().bytes) <= self.read_bytes
         {
             pool.give(&mut self.share, first.remove().slot);
         }
         true
+    }
+
+    /// The reader is gone, and touches nothing of what it was given.
+    pub fn reader_gone(&mut self, pool: &mut Pool) {
+        self.reader = Reader::Away;
+        self.given_bytes = 0;
+        if self.over.is_some() {
+            self.drop_chunks(pool);
+        }
     }
 
     /// Whether this is the checksum of all of it, which has been read.
@@ -203,12 +222,12 @@ impl Stream {
 
     /// Of a stream that is over: all chunks that nobody reaches any more are free.
     fn drop_chunks(&mut self, pool: &mut Pool) {
-        let reads = matches!(self.reader, Reader::Reads(_));
-        let read = self.chunks.first_key_value().filter(|_| reads);
-        let read = read.map(|(offset, _)| *offset);
+        let given = self.read_bytes..self.read_bytes + self.given_bytes;
         let share = &mut self.share;
         self.chunks.retain(|offset, chunk| {
-            let stays = !chunk.is_here || Some(*offset) == read;
+            let end = offset + u64::from(chunk.bytes);
+            let is_given = (*offset).max(given.start) < end.min(given.end);
+            let stays = !chunk.is_here || is_given;
             if !stays {
                 pool.give(share, chunk.slot);
             }
@@ -220,8 +239,7 @@ impl Stream {
     pub fn waits_for_reader(&self) -> bool {
         let is_next_here = || {
             let first = self.chunks.first_key_value();
-            let is_drained = self.end.is_some_and(|end| end.bytes == self.read_bytes);
-            is_drained || first.is_some_and(|(_, chunk)| chunk.is_here)
+            self.is_drained() || first.is_some_and(|(_, chunk)| chunk.is_here)
         };
         self.over.is_none() && is_next_here()
     }
@@ -245,6 +263,7 @@ impl Stream {
         use std::hash::Hash;
         (self.over.is_some(), self.end.is_some()).hash(hash);
         (self.reader == Reader::Waits, self.announced.len()).hash(hash);
+        (self.given_bytes > 0).hash(hash);
         let chunks = self.chunks.values();
         chunks.for_each(|chunk| chunk.is_here.hash(hash));
     }

@@ -33,7 +33,8 @@ pub struct Process {
     has_ended: bool,
     pub lends: bool,
     pub read: Vec<u8>,
-    part: Option<(u32, u32, u32)>,
+    /// Chunks, places and lengths of what its reader has.
+    parts: VecDeque<(u32, u32, u32)>,
     wants: bool,
     pub has_begun: bool,
     /// Its reader does nothing.
@@ -187,7 +188,9 @@ impl Pair {
                     at,
                     bytes,
                 } => {
-                    self.process(stream).part = Some((slot, at, bytes));
+                    let own = self.process(stream);
+                    own.parts.push_back((slot, at, bytes));
+                    own.wants = false;
                 }
                 Output::Drained { stream } => {
                     let mut digest = Digest::default();
@@ -237,7 +240,7 @@ impl Pair {
                 can.push((3, at));
             }
             let reads = one.has_begun && one.ends[1].is_none() && !one.is_stopped;
-            if reads && (one.part.is_some() || !one.wants) {
+            if reads && (!one.parts.is_empty() || !one.wants) {
                 can.push((4, at));
             }
         }
@@ -352,13 +355,21 @@ impl Pair {
     }
 
     fn read(&mut self, stream: StreamId) {
+        let wants_next = self.random.below(2) == 0;
         let own = self.processes.get_mut(&stream).expect("it is there");
-        let Some((slot, at, most)) = own.part.take() else {
+        let wants = !own.wants && (wants_next || own.parts.is_empty());
+        if wants {
             own.wants = true;
             return self.target(target::Input::Want { stream }, 0);
+        }
+        let Some((slot, at, most)) = own.parts.pop_front() else {
+            return;
         };
-        own.wants = false;
         let bytes = 1 + self.random.below(most as usize);
+        if (bytes as u32) < most {
+            let left = (slot, at + bytes as u32, most - bytes as u32);
+            own.parts.push_front(left);
+        }
         let start = (slot * CHUNK + at) as usize;
         own.read.extend_from_slice(&self.pool[start..start + bytes]);
         self.target(

@@ -43,6 +43,7 @@ fn strategy(name: Option<&str>, job: &Path) -> Strategy {
         mode: snaprig_ppmr::Mode::Pull,
         transport: Transport::Tcp,
         pre_copy: name == Some("pre-copy"),
+        compress: true,
     };
     match name {
         Some("ppmr" | "pre-copy") => Strategy::Pipeline(pipelined),

@@ -1,4 +1,5 @@
-//! Memory of a tree that comes, while the tree still runs where it is.
+//! Memory of a tree that comes, while its image is still being written: what there are places for goes there, and nobody keeps
+//! it twice. The rest is an image of its own, which is small.
 
 use std::{
     fs::File,
@@ -6,9 +7,10 @@ use std::{
     os::unix::fs::FileExt,
 };
 
+use rustix::fs::{MemfdFlags, memfd_create};
 use snaprig_ckpt::restart::Staging;
-use snaprig_ckpt_image::image::{Reader, Reading};
-use snaprig_resources::error::Result;
+use snaprig_ckpt_image::image::{FileSink, Options, Piece, Reader, Reading, Writer};
+use snaprig_resources::error::{Error, Result};
 
 use super::{handover::Ahead, incoming::Incoming};
 
@@ -16,88 +18,108 @@ use super::{handover::Ahead, incoming::Incoming};
 pub struct Coming {
     reader: Reader<Reading<Front>>,
     staging: Staging,
+    /// All that has no place in memory yet.
+    rest: Writer<FileSink>,
+    kept: File,
 }
 
 impl Coming {
     /// The image has just been begun.
     pub fn new(front: Front) -> Result<Self> {
+        let failed = |source| Error::io(super::IMAGE, source);
+        let reader = Reader::new(front, super::IMAGE)?;
+        let kept = memfd_create("snaprig-rest", MemfdFlags::CLOEXEC);
+        let kept = File::from(kept.map_err(|error| failed(error.into()))?);
+        let sink = kept.try_clone().and_then(FileSink::new).map_err(failed)?;
+        let options = Options {
+            buffers: 1,
+            ..Options::new(super::IMAGE)
+        };
         Ok(Self {
-            reader: Reader::new(front, super::IMAGE)?,
+            rest: Writer::new(sink, reader.header(), options)?,
+            reader,
             staging: Staging::default(),
+            kept,
         })
     }
 
     /// More of it is there.
     pub fn take(&mut self, ahead: Ahead) -> Result<()> {
-        for piece in ahead.large {
-            let memory = piece.start..piece.end;
-            self.staging
-                .reserve(piece.space, memory, piece.is_unreserved);
+        // What has been read of memory that is told of only now is in the rest.
+        if self.is_at_its_front() {
+            for piece in ahead.large {
+                let memory = piece.start..piece.end;
+                self.staging
+                    .reserve(piece.space, memory, piece.is_unreserved);
+            }
         }
         let until = ahead.written.unwrap_or(u64::MAX);
         while self.reader.offset() < until && self.next()? {}
-        self.staging.compact();
+        // While the tree stands still, it takes longer than it saves.
+        if ahead.written.is_some() {
+            self.staging.compact();
+        }
         Ok(())
     }
 
-    /// All of it is there, or is about to be: the memory, and the image.
+    fn is_at_its_front(&self) -> bool {
+        self.reader.batches() == 0
+    }
+
+    /// All of it is there, or is about to be: the memory, and an image of the rest.
     pub fn finish(mut self) -> Result<(Staging, File)> {
         while self.next()? {}
-        let front = self.reader.into_source().into_inner();
-        Ok((self.staging, front.into_image()?))
+        self.rest.finish()?;
+        Ok((self.staging, self.kept))
     }
 
     /// Whether there is more.
     fn next(&mut self) -> Result<bool> {
-        match self.reader.next()? {
-            Some(piece) => self.staging.take(&piece).map(|()| true),
-            None => Ok(false),
-        }
+        let Some(piece) = self.reader.next()? else {
+            return Ok(false);
+        };
+        let rest = &mut self.rest;
+        self.staging.take(piece, |piece| {
+            Ok(match piece {
+                Piece::State(state) => rest.state_bytes(state.bytes())?,
+                Piece::Pages {
+                    space,
+                    address,
+                    bytes,
+                } => rest.pages(space, address, bytes)?,
+                Piece::Zeroes {
+                    space,
+                    address,
+                    bytes,
+                } => rest.zeroes(space, address, bytes)?,
+                Piece::Gone {
+                    space,
+                    address,
+                    bytes,
+                } => rest.gone(space, address, bytes)?,
+            })
+        })?;
+        Ok(true)
     }
 }
 
-/// An image from its front on, whatever offset others have in its file.
-pub struct Front {
-    image: File,
-    at: u64,
-    /// Who says how much of it there is.
-    incoming: Option<Incoming>,
-}
-
-impl Front {
-    /// Of an image of which all is there that is to be read.
-    pub fn of(image: File) -> Self {
-        Self {
-            image,
-            at: 0,
-            incoming: None,
-        }
-    }
-
-    /// Of one that comes.
-    pub fn of_incoming(incoming: Incoming) -> Result<Self> {
-        let image = incoming.image()?;
-        Ok(Self {
-            incoming: Some(incoming),
-            ..Self::of(image)
-        })
-    }
-
-    fn into_image(self) -> Result<File> {
-        self.incoming.map_or(Ok(self.image), Incoming::whole)
-    }
+/// An image from its front on.
+pub enum Front {
+    /// In memory of this machine: whatever offset others have in it.
+    Memory { image: File, at: u64 },
+    /// As it comes.
+    Incoming(Incoming),
 }
 
 impl Read for Front {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let here = match &mut self.incoming {
-            Some(incoming) => incoming.wait_beyond(self.at)?,
-            None => u64::MAX,
-        };
-        let left = usize::try_from(here - self.at).unwrap_or(usize::MAX);
-        let room = buffer.len().min(left);
-        let read = self.image.read_at(&mut buffer[..room], self.at)?;
-        self.at += read as u64;
-        Ok(read)
+        match self {
+            Self::Memory { image, at } => {
+                let read = image.read_at(buffer, *at)?;
+                *at += read as u64;
+                Ok(read)
+            }
+            Self::Incoming(incoming) => incoming.read(buffer),
+        }
     }
 }

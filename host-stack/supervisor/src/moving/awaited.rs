@@ -23,7 +23,11 @@ pub enum Awaited {
     /// It comes through a pipeline, and is read as it comes.
     Pipeline(Incoming),
     /// It comes through a pipeline, and is read when all of it is in this file.
-    Kept { incoming: Incoming, _kept: Kept },
+    Kept {
+        incoming: Incoming,
+        file: File,
+        _kept: Kept,
+    },
     /// It will be in this file, which an sshd may be needed for.
     File { kept: Kept, _sshd: Option<Sshd> },
     /// It is being read.
@@ -60,15 +64,16 @@ impl Awaited {
         Ok(match strategy {
             Strategy::Descriptor => (Self::Descriptor, Way::Descriptor),
             Strategy::Pipeline(pipelined) => {
-                let (incoming, to) = Incoming::start(pipelined, None)?;
+                let (incoming, to) = Incoming::lent(pipelined)?;
                 (Self::Pipeline(incoming), Way::Pipeline(to))
             }
             Strategy::RdmaLocal(pipelined, directory) => {
                 let (kept, file) = Kept::create(directory, name)?;
-                let (incoming, to) = Incoming::start(pipelined, Some(file))?;
+                let (incoming, to) = Incoming::written(pipelined, &file)?;
                 (
                     Self::Kept {
                         incoming,
+                        file,
                         _kept: kept,
                     },
                     Way::Pipeline(to),
@@ -112,8 +117,8 @@ impl Awaited {
             return coming.take(ahead);
         }
         let front = match (std::mem::replace(self, Self::Descriptor), image) {
-            (Self::Descriptor, Some(image)) => Front::of(image),
-            (Self::Pipeline(incoming), None) => Front::of_incoming(incoming)?,
+            (Self::Descriptor, Some(image)) => Front::Memory { image, at: 0 },
+            (Self::Pipeline(incoming), None) => Front::Incoming(incoming),
             // All of it is waited for first.
             (other, _) => {
                 *self = other;
@@ -131,8 +136,10 @@ impl Awaited {
         match (self, image) {
             (Self::Coming(coming), _) => coming.finish(),
             (Self::Descriptor, Some(image)) => Ok((Staging::default(), image)),
-            (Self::Pipeline(incoming) | Self::Kept { incoming, .. }, _) => {
-                Ok((Staging::default(), incoming.whole()?))
+            (Self::Pipeline(incoming), _) => Coming::new(Front::Incoming(incoming))?.finish(),
+            (Self::Kept { incoming, file, .. }, _) => {
+                incoming.whole()?;
+                Ok((Staging::default(), file))
             }
             (Self::File { kept, .. }, _) => {
                 let file = File::open(&kept.0);

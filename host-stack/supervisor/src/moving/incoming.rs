@@ -1,27 +1,41 @@
 //! The image of a tree that comes through a pipeline: a process beside the heir takes it, so that the heir has one thread.
 //!
 //! ```text
-//! source ==== chunks ====> process: pool --> memory, or a file --.
-//!                             |                                  | the same file
-//!                             '-- "at BYTES", ..., "whole" ----> heir: reads as far as it has come
+//! source ==== chunks ====> process: pool, which the heir has as well
+//!                             | -- Part, as many as there are -----> |
+//!                             | <- Took, when it has been read ----- | heir
+//!                             | -- Drained ------------------------> |
+//!                             | <- Checksum ------------------------ |
+//!                             | -- Whole --------------------------> |
 //! ```
+//! Or the process writes it to a file, and says when that is whole.
+//!
 //! What must stay true: the heir reads nothing that has not come, and the image's end only when all of it came as it was
-//! written. The process ends with the heir.
+//! written. No more of it is anywhere than the pools of both nodes have room for. The process ends with the heir.
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, PipeReader, PipeWriter, Read, Write},
+    io::{self, Read, Write},
     net::SocketAddr,
+    os::fd::OwnedFd,
     process,
+    sync::mpsc::{Sender, channel},
+    thread,
 };
 
-use rustix::{
-    fs::{MemfdFlags, memfd_create},
-    process::{Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid},
+use rustix::process::{
+    Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid,
 };
-use snaprig_peers::{Address, Token};
-use snaprig_ppmr::driver::target::{Takes, TargetNode};
-use snaprig_resources::error::{Error, Result};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use snaprig_peers::{Address, Token, packets};
+use snaprig_ppmr::{
+    Digest,
+    driver::{
+        common::{CommonPool, Part},
+        target::{GivesBack, Reader, Takes, TargetNode},
+    },
+};
+use snaprig_resources::error::{Error, Result, chain};
 use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
@@ -31,16 +45,43 @@ use super::{
 
 /// What is read at a time.
 const READ_BYTES: usize = 1 << 20;
-const LISTENS: &str = "listens ";
-const AT: &str = "at ";
-const WHOLE: &str = "whole";
+/// The longest message between both processes.
+const SAID_MAX: usize = 4096;
+/// The longest reason, in characters.
+const WHY_MAX: usize = SAID_MAX / 8;
 
-/// An image that comes.
+/// What the process says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Said {
+    /// Where it waits for the source.
+    Listens(String),
+    /// Some of the image is there.
+    Part(Part),
+    /// All of it has been read; is it what it was?
+    Drained,
+    /// It is.
+    Whole,
+    /// Nothing comes any more.
+    Failed(String),
+}
+
+/// What the heir says.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    /// So many bytes more have been read.
+    Took(u32),
+    /// Of all of it.
+    Checksum(u64),
+}
+
+/// An image that comes: read, it is there as far as it has come.
 pub struct Incoming {
-    image: File,
-    said: BufReader<PipeReader>,
-    /// Bytes that have come, as far as is known.
-    here: u64,
+    socket: OwnedFd,
+    pool: CommonPool,
+    /// What is left of the part at hand, and how much of it has been read.
+    part: Option<Part>,
+    read_bytes: u32,
+    digest: Digest,
     is_whole: bool,
     child: Pid,
 }
@@ -49,88 +90,134 @@ fn failed(source: impl Into<io::Error>) -> Error {
     Error::io(super::IMAGE, source.into())
 }
 
+fn say(socket: &OwnedFd, what: &impl Serialize) -> io::Result<()> {
+    let said = postcard::to_stdvec(what).map_err(io::Error::other)?;
+    packets::send(socket, &said, &[])
+}
+
+fn hear<T: DeserializeOwned>(socket: &OwnedFd) -> io::Result<T> {
+    let mut bytes = [0; SAID_MAX];
+    let received = packets::receive(socket, &mut bytes)?;
+    let (len, _) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
+    postcard::from_bytes(&bytes[..len]).map_err(io::Error::other)
+}
+
 impl Incoming {
-    /// Has a process wait for an image, in memory or in this file; how it is reached. The calling process has one thread.
-    pub fn start(pipelined: &Pipelined, file: Option<File>) -> Result<(Self, ToTarget)> {
-        let image = match file {
-            Some(file) => file,
-            None => memfd_create("snaprig-coming", MemfdFlags::CLOEXEC)
-                .map_err(failed)?
-                .into(),
-        };
+    /// Has a process wait for an image, to be read from its pool; how it is reached. The calling process has one thread.
+    pub fn lent(pipelined: &Pipelined) -> Result<(Self, ToTarget)> {
+        Self::start(pipelined, lends)
+    }
+
+    /// The same, to be [whole](Self::whole) in a file.
+    pub fn written(pipelined: &Pipelined, file: &File) -> Result<(Self, ToTarget)> {
+        Self::start(pipelined, |reader, _| writes(reader, file))
+    }
+
+    fn start(
+        pipelined: &Pipelined,
+        takes: impl FnOnce(Reader, &OwnedFd) -> io::Result<()>,
+    ) -> Result<(Self, ToTarget)> {
+        let pool = CommonPool::new(&pipelined.buffers, 1).map_err(failed)?;
         let secret = snaprig_peers::token::random().map_err(failed)?;
-        let (said, says) = io::pipe().map_err(failed)?;
+        let (socket, its_own) = packets::pair().map_err(failed)?;
         let heir = rustix::process::getpid();
         // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         let child = match unsafe { libc::fork() } {
             0 => {
-                drop(said);
+                drop(socket);
                 let _ = set_parent_process_death_signal(Some(Signal::KILL));
                 if rustix::process::getppid() == Some(heir) {
-                    takes(pipelined, &Token::new(secret), &image, says);
+                    let target = (pipelined, Token::new(secret), pool);
+                    beside(target, &its_own, takes);
                 }
                 process::exit(0);
             }
             child => Pid::from_raw(child).ok_or_else(|| failed(io::Error::last_os_error()))?,
         };
-        drop(says);
-        let mut incoming = Self {
-            image,
-            said: BufReader::new(said),
-            here: 0,
+        drop(its_own);
+        let incoming = Self {
+            socket,
+            pool,
+            part: None,
+            read_bytes: 0,
+            digest: Digest::default(),
             is_whole: false,
             child,
         };
-        let line = incoming.line()?;
-        let target = line.strip_prefix(LISTENS).and_then(|at| at.parse().ok());
+        let target = match incoming.hear().map_err(failed)? {
+            Said::Listens(at) => at.parse().map_err(|_| failed(io::Error::other(at)))?,
+            _ => return Err(failed(io::ErrorKind::InvalidData)),
+        };
         let to = ToTarget {
-            target: target.ok_or_else(|| failed(io::Error::other(line)))?,
+            target,
             secret,
             pool_bytes: pipelined.buffers.pool_bytes,
             chunk_bytes: pipelined.buffers.chunk_bytes,
             mode: pipelined.mode,
             pre_copy: pipelined.pre_copy,
+            compress: pipelined.compress,
         };
         Ok((incoming, to))
     }
 
-    /// Where it is, when all of it has come.
-    pub fn whole(mut self) -> Result<File> {
-        while !self.is_whole {
-            self.hear().map_err(failed)?;
+    /// Waits until the file that it is written to has all of it.
+    pub fn whole(self) -> Result<()> {
+        match self.hear().map_err(failed)? {
+            Said::Whole => Ok(()),
+            _ => Err(failed(io::ErrorKind::InvalidData)),
         }
-        self.image()
     }
 
-    /// What it is in, as it comes.
-    pub fn image(&self) -> Result<File> {
-        self.image.try_clone().map_err(failed)
-    }
-
-    /// Waits until it is longer than this, or all of it is there; how long it is.
-    pub fn wait_beyond(&mut self, bytes: u64) -> io::Result<u64> {
-        while self.here <= bytes && !self.is_whole {
-            self.hear()?;
+    /// What is said next, if it goes on.
+    fn hear(&self) -> io::Result<Said> {
+        match hear(&self.socket)? {
+            Said::Failed(why) => Err(io::Error::other(why)),
+            said => Ok(said),
         }
-        Ok(self.here)
     }
 
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.said.read_line(&mut line).map_err(failed)?;
-        Ok(line.trim_end().to_owned())
-    }
-
-    /// Waits until more of it is there, or all.
-    fn hear(&mut self) -> io::Result<()> {
-        let line = self.line().map_err(io::Error::other)?;
-        match line.strip_prefix(AT).and_then(|at| at.parse().ok()) {
-            Some(here) => self.here = here,
-            None if line == WHOLE => self.is_whole = true,
-            None if line.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
-            None => return Err(io::Error::other(line)),
+    /// The next part; none: that was all.
+    fn next_part(&mut self) -> io::Result<Option<Part>> {
+        if self.is_whole {
+            return Ok(None);
         }
-        Ok(())
+        loop {
+            match self.hear()? {
+                Said::Part(part) => return Ok(Some(part)),
+                Said::Drained => {
+                    say(&self.socket, &Answer::Checksum(self.digest.checksum()))?;
+                }
+                Said::Whole => {
+                    self.is_whole = true;
+                    return Ok(None);
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
+    }
+}
+
+impl Read for Incoming {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        if to.is_empty() {
+            return Ok(0);
+        }
+        let Some(part) = self
+            .part
+            .take()
+            .map_or_else(|| self.next_part(), |part| Ok(Some(part)))?
+        else {
+            return Ok(0);
+        };
+        let (count, left) = self.pool.copy(part, to)?;
+        self.digest.update(&to[..count]);
+        self.read_bytes += count as u32;
+        self.part = left;
+        if left.is_none() {
+            let bytes = std::mem::take(&mut self.read_bytes);
+            say(&self.socket, &Answer::Took(bytes))?;
+        }
+        Ok(count)
     }
 }
 
@@ -142,40 +229,71 @@ impl Drop for Incoming {
     }
 }
 
-/// In a process of its own: takes an image.
-fn takes(pipelined: &Pipelined, token: &Token, image: &File, mut says: PipeWriter) {
+/// In a process of its own: waits for an image, and has it taken.
+fn beside(
+    (pipelined, token, pool): (&Pipelined, Token, CommonPool),
+    heir: &OwnedFd,
+    takes: impl FnOnce(Reader, &OwnedFd) -> io::Result<()>,
+) {
     begin_round();
-    let mut take = || -> io::Result<()> {
-        let takes = Takes {
+    let run = || -> io::Result<()> {
+        let any = Address::Tcp(SocketAddr::from((pipelined.host, 0)).to_string());
+        let target = Takes {
             buffers: pipelined.buffers,
             streams_max: 1,
             transport: pipelined.transport,
+            pool: Some(pool),
             ..Takes::default()
         };
-        let any = Address::Tcp(SocketAddr::from((pipelined.host, 0)).to_string());
-        let target = TargetNode::listen(&any, token, takes)?;
-        writeln!(says, "{LISTENS}{}", target.address())?;
-        let ended = || io::Error::from(io::ErrorKind::UnexpectedEof);
-        let mut reader = target.next_reader().ok_or_else(ended)?;
-        let (mut buffer, mut to, mut here) = (vec![0; READ_BYTES], image, 0);
-        loop {
-            let count = reader.read(&mut buffer)?;
-            if count == 0 {
-                break;
-            }
-            to.write_all(&buffer[..count])?;
-            here += count as u64;
-            reached(&faults::COMING);
-            writeln!(says, "{AT}{here}")?;
-        }
-        // Of memory there is nothing to wait for.
-        image.sync_all()?;
-        // The source has been told by then: who hears the last word ends this process.
-        drop((reader, target));
-        writeln!(says, "{WHOLE}")
+        let target = TargetNode::listen(&any, &token, target)?;
+        say(heir, &Said::Listens(target.address().to_string()))?;
+        let reader = target.next_reader();
+        takes(reader.ok_or(io::ErrorKind::UnexpectedEof)?, heir)
+        // The source has been told by now: who hears the last word ends this process.
     };
-    if let Err(error) = take() {
-        // If the heir is not there, nobody is told.
-        let _ = writeln!(says, "{error}");
+    let last = match run() {
+        Ok(()) => Said::Whole,
+        Err(error) => Said::Failed(chain(&error).chars().take(WHY_MAX).collect()),
+    };
+    // If the heir is not there, nobody is told.
+    let _ = say(heir, &last);
+}
+
+/// The heir reads it where it is.
+fn lends(mut reader: Reader, heir: &OwnedFd) -> io::Result<()> {
+    let (checksums, checksum) = channel();
+    let (hears, gives_back) = (heir.try_clone()?, reader.gives_back());
+    thread::spawn(move || answers(&hears, &gives_back, &checksums));
+    while let Some(part) = reader.next_part()? {
+        say(heir, &Said::Part(part))?;
+        reached(&faults::COMING);
+    }
+    say(heir, &Said::Drained)?;
+    let checksum = checksum.recv();
+    reader.check(checksum.map_err(|_| io::ErrorKind::UnexpectedEof)?)
+}
+
+/// What the heir says, until it says nothing more.
+fn answers(heir: &OwnedFd, gives_back: &GivesBack, checksums: &Sender<u64>) {
+    while let Ok(answer) = hear(heir) {
+        match answer {
+            Answer::Took(bytes) => gives_back.took(bytes),
+            Answer::Checksum(checksum) => {
+                // It is waited for, or nothing is.
+                let _ = checksums.send(checksum);
+            }
+        }
+    }
+}
+
+/// It is kept in a file.
+fn writes(mut reader: Reader, mut file: &File) -> io::Result<()> {
+    let mut buffer = vec![0; READ_BYTES];
+    loop {
+        match reader.read(&mut buffer)? {
+            0 => return file.sync_all(),
+            count => file.write_all(&buffer[..count])?,
+        }
+        reached(&faults::COMING);
     }
 }

@@ -61,13 +61,17 @@ impl Leaving {
         let how = CheckpointOptions {
             mode,
             is_whole: true,
-            zstd: None,
+            zstd: way.zstd(),
         };
         let opened = way.open()?;
         self.memory = opened.memory;
         let begun = NewImage::begin_with(job.board.round, &how, known, |header, options| {
-            let name = super::IMAGE.into();
-            let options = WriteOptions { name, ..options };
+            let options = WriteOptions {
+                name: super::IMAGE.into(),
+                buffers: way.buffers_max().min(options.buffers),
+                zstd_if_faster: true,
+                ..options
+            };
             Ok(Writer::new(opened.sink, header, options)?)
         })?;
         let mut begun = Box::new(begun);

@@ -35,6 +35,11 @@ use super::scp::Scp;
 /// The stream of a tree's image: a source has no other.
 const RANK: u32 = 0;
 
+/// The fastest there is but for those that hardly compress.
+const ZSTD_LEVEL: i32 = 1;
+/// One that is being filled, one that waits.
+const PIPELINE_BUFFERS: usize = 2;
+
 /// How an image is to come.
 #[derive(Clone, Debug, Default)]
 pub enum Strategy {
@@ -64,6 +69,8 @@ pub struct Pipelined {
     pub transport: Transport,
     /// Most of the memory is there before the tree stands still.
     pub pre_copy: bool,
+    /// Compressed, as long as that is faster.
+    pub compress: bool,
 }
 
 /// The way that an image takes, as an order says it.
@@ -88,6 +95,7 @@ pub struct ToTarget {
     pub chunk_bytes: u32,
     pub mode: Mode,
     pub pre_copy: bool,
+    pub compress: bool,
 }
 
 impl Way {
@@ -103,6 +111,23 @@ impl Way {
     /// Whether the image is read while it is written.
     pub fn is_read_at_once(&self) -> bool {
         matches!(self, Self::Pipeline(_))
+    }
+
+    /// How many buffers of an image may be on its way to whatever comes next.
+    pub fn buffers_max(&self) -> usize {
+        match self {
+            // Its pools are what keeps writing and reading apart.
+            Self::Pipeline(_) => PIPELINE_BUFFERS,
+            Self::Descriptor | Self::File { .. } => usize::MAX,
+        }
+    }
+
+    /// The level of zstd where compressing may be faster.
+    pub fn zstd(&self) -> Option<i32> {
+        match self {
+            Self::Pipeline(to) => to.compress.then_some(ZSTD_LEVEL),
+            Self::Descriptor | Self::File { .. } => None,
+        }
     }
 
     /// Begins an image.

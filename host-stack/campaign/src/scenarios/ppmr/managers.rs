@@ -1,7 +1,7 @@
 //! What the buffer managers do that their machines say. Each is a process of its own; a front in it copies what writers and
 //! readers give and take.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use snaprig_ppmr::{
     Buffers, Source, Target, Times, faults,
@@ -52,11 +52,35 @@ impl Sender {
 pub struct Receiver {
     pub machine: Target,
     pub pool: Vec<u8>,
-    /// Chunks that are being pulled, over which connections, and those that readers have.
+    /// Chunks that are being pulled, over which connections, and those that readers have, with how much of each.
     coming: BTreeMap<u32, u64>,
-    lent: BTreeMap<StreamId, u32>,
+    lent: BTreeMap<StreamId, VecDeque<(u32, u32)>>,
     /// Parts that wait until their turn comes, in a driver that is planted to be so.
     held: Vec<target::Output>,
+}
+
+impl Receiver {
+    fn has_lent(&self, slot: u32) -> bool {
+        let mut all = self.lent.values().flatten();
+        all.any(|(lent, _)| *lent == slot)
+    }
+
+    /// A reader is done with the front of what it has.
+    fn gives_back(&mut self, stream: StreamId, mut bytes: u32) {
+        let Some(lent) = self.lent.get_mut(&stream) else {
+            return;
+        };
+        while let Some((_, left)) = lent.front_mut() {
+            let now = bytes.min(*left);
+            *left -= now;
+            bytes -= now;
+            if *left > 0 {
+                return;
+            }
+            lent.pop_front();
+        }
+        self.lent.remove(&stream);
+    }
 }
 
 /// The manager of the target, and what there is of both kinds.
@@ -333,7 +357,8 @@ impl World {
             target::Input::Pulled { slot, .. } => {
                 own.coming.remove(slot);
             }
-            target::Input::Took { stream, .. } | target::Input::ReaderGone { stream } => {
+            target::Input::Took { stream, bytes } => own.gives_back(*stream, *bytes),
+            target::Input::ReaderGone { stream } => {
                 own.lent.remove(stream);
             }
             target::Input::Closed { connection } => own.coming.retain(|_, of| of != connection),
@@ -373,7 +398,7 @@ impl World {
                 bytes,
                 from,
             } => {
-                let is_taken = own.lent.values().any(|lent| *lent == slot);
+                let is_taken = own.has_lent(slot);
                 if own.coming.insert(slot, connection).is_some() || is_taken {
                     let what = format!("chunk {slot} of the target is pulled into, and is in use");
                     self.violation(self.receiver, RECYCLED, what);
@@ -390,12 +415,17 @@ impl World {
                 let event = Event::Closed(connection, TARGET);
                 self.stage.engine.after(self.receiver, 0, event);
             }
-            target::Output::Part { stream, slot, .. } => {
+            target::Output::Part {
+                stream,
+                slot,
+                bytes,
+                ..
+            } => {
                 let one_by_one = self.canary == Some(Canary::HeadOfLine);
                 if one_by_one && !own.lent.is_empty() {
                     return own.held.push(output);
                 }
-                own.lent.insert(stream, slot);
+                own.lent.entry(stream).or_default().push_back((slot, bytes));
                 self.tell_target(output);
             }
             other => {

@@ -192,7 +192,8 @@ impl World {
             target::Output::Part {
                 slot, at, bytes, ..
             } => {
-                (reader.part, reader.waits) = (Some((slot, at, bytes)), false);
+                reader.parts.push_back((slot, at, bytes));
+                reader.waits = false;
                 self.read_later(stream);
             }
             target::Output::Drained { .. } => {
@@ -261,17 +262,21 @@ impl World {
         let Some(reader) = self.reader(stream) else {
             return;
         };
-        match reader.part {
+        match reader.parts.pop_front() {
             None if reader.waits => {}
-            None => {
-                reader.waits = true;
-                self.ask_receiver(target::Input::Want { stream });
+            None => self.wants(stream),
+            Some(part) if is_held => {
+                reader.parts.push_front(part);
+                reader.is_held = true;
             }
-            Some(_) if is_held => reader.is_held = true,
-            Some(place) => {
-                reader.part = None;
-                self.takes(stream, place);
-            }
+            Some(part) => self.takes(stream, part),
+        }
+    }
+
+    fn wants(&mut self, stream: StreamId) {
+        if let Some(reader) = self.reader(stream) {
+            reader.waits = true;
+            self.ask_receiver(target::Input::Want { stream });
         }
     }
 
@@ -284,11 +289,20 @@ impl World {
         let Some(read) = read.map(<[u8]>::to_vec) else {
             return;
         };
+        let mut wants_more = false;
         if let Some(reader) = self.reader(stream) {
             reader.digest.update(&read);
             reader.read.extend_from_slice(&read);
+            if bytes < most {
+                reader.parts.push_front((slot, at + bytes, most - bytes));
+            }
+            // Half of all readers want the next part while they have one.
+            wants_more = stream.rank % 2 == 1 && !reader.waits && !reader.parts.is_empty();
         }
         self.ask_receiver(target::Input::Took { stream, bytes });
+        if wants_more {
+            self.wants(stream);
+        }
         self.read_later(stream);
     }
 
@@ -334,7 +348,7 @@ impl World {
             return;
         }
         reader.over = Some(result);
-        reader.part = None;
+        reader.parts.clear();
         match result {
             Ok(()) => self.check_bytes(tree, stream),
             // What it has of the pool, it touches no more.

@@ -1,6 +1,6 @@
 //! What moves: a tree of processes, with a program that counts, an image of each process, whoever writes it and reads it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use snaprig_coord::migration::{Id, Record, Source, Target};
 use snaprig_ppmr::{Digest, Failure, message::Remote};
@@ -76,8 +76,8 @@ pub struct Arrival {
 pub struct Reader {
     pub read: Vec<u8>,
     pub digest: Digest,
-    /// Chunk, place and length of what it has.
-    pub part: Option<(u32, u32, u32)>,
+    /// Chunks, places and lengths of what it has, in order.
+    pub parts: VecDeque<(u32, u32, u32)>,
     pub waits: bool,
     /// It is slow, and others are under way.
     pub is_held: bool,
