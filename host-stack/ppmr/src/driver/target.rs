@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Read},
     sync::{
-        Arc, Condvar, Mutex,
+        Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -14,13 +14,14 @@ use std::{
 use snaprig_peers::{Address, Token};
 
 use super::{
-    Shared, Since, State,
+    After, Shared, Since, State,
     agree::{Side, Ways},
     connection::{Connection, Link, Node, Piece},
     door::Door,
     failed, lock,
     memory::Memory,
     transport::{Port, Transport},
+    waiting::Waiting,
 };
 use crate::{
     Buffers, Digest, Failure, Mode, Ns, Target, Times,
@@ -77,6 +78,7 @@ struct Taking {
     next: u64,
     given: BTreeMap<StreamId, Given>,
     over: BTreeMap<StreamId, Result<(), Failure>>,
+    waiting: Waiting<StreamId>,
     /// None: no more are waited for.
     begin: Option<Sender<StreamId>>,
     is_over: bool,
@@ -108,21 +110,18 @@ impl TargetNode {
         let door = Door::open(address, token, ways)?;
         let address = door.address()?;
         let (begin, begins) = channel();
-        let shared = Arc::new(Shared {
+        let taking = Taking {
             memory: memory.clone(),
-            since,
-            state: Mutex::new(Taking {
-                memory,
-                machine,
-                connections: BTreeMap::new(),
-                next: 0,
-                given: BTreeMap::new(),
-                over: BTreeMap::new(),
-                begin: Some(begin),
-                is_over: false,
-            }),
-            changed: Condvar::new(),
-        });
+            machine,
+            connections: BTreeMap::new(),
+            next: 0,
+            given: BTreeMap::new(),
+            over: BTreeMap::new(),
+            waiting: Waiting::default(),
+            begin: Some(begin),
+            is_over: false,
+        };
+        let shared = Arc::new(Shared::new(memory, since, taking));
         let (waits, connects) = (shared.clone(), shared.clone());
         let serves = thread::spawn(move || {
             let is_over = || lock(&waits.state).is_over();
@@ -151,17 +150,22 @@ impl TargetNode {
 
     /// Ends all that is on its way, and listens no longer: as if it was dropped, for those who wait for it.
     pub fn stop(&self) {
-        let gone = {
+        let after = {
             let mut state = lock(&self.shared.state);
             if state.is_over {
                 return;
             }
             state.is_over = true;
             state.begin = None;
-            std::mem::take(&mut state.connections)
+            self.shared.ticks.notify_all();
+            After {
+                gone: std::mem::take(&mut state.connections)
+                    .into_values()
+                    .collect(),
+                woken: state.waiting.take_all(),
+            }
         };
-        drop(gone);
-        self.shared.changed.notify_all();
+        after.finish();
         // Who waits for sources looks, and takes the name of a Unix socket away.
         if self.address.connect(WAKE_MAX).is_ok()
             && let Some(serves) = lock(&self.serves).take()
@@ -200,6 +204,7 @@ impl Shared<Taking> {
 
 impl State for Taking {
     type Input = Input;
+    type Stream = StreamId;
     const TICK: Input = Input::Tick;
 
     fn deadline(&self) -> Option<Ns> {
@@ -210,8 +215,8 @@ impl State for Taking {
         self.is_over
     }
 
-    fn handle(&mut self, input: Input, now: Ns) -> Vec<Connection> {
-        let mut gone = Vec::new();
+    fn handle(&mut self, input: Input, now: Ns) -> After {
+        let mut after = After::default();
         for output in self.machine.handle(input, now) {
             match output {
                 Output::Send {
@@ -242,27 +247,37 @@ impl State for Taking {
                     at,
                     bytes,
                 } => {
-                    self.given.insert(stream, Given::Part { slot, at, bytes });
+                    self.give(stream, Given::Part { slot, at, bytes }, &mut after);
                 }
                 Output::Drained { stream } => {
-                    self.given.insert(stream, Given::Drained);
+                    self.give(stream, Given::Drained, &mut after);
                 }
                 Output::NoPart { stream, failure } => {
-                    self.given.insert(stream, Given::Failed(failure));
+                    self.give(stream, Given::Failed(failure), &mut after);
                 }
                 Output::StreamOver { stream, result } => {
                     self.over.insert(stream, result);
+                    after.woken.extend(self.waiting.take(&stream));
                 }
                 Output::Disconnect { connection, .. } | Output::Over { connection } => {
-                    gone.extend(self.connections.remove(&connection));
+                    after.gone.extend(self.connections.remove(&connection));
                 }
             }
         }
-        gone
+        after
+    }
+
+    fn waiting(&mut self) -> &mut Waiting<StreamId> {
+        &mut self.waiting
     }
 }
 
 impl Taking {
+    fn give(&mut self, stream: StreamId, given: Given, after: &mut After) {
+        self.given.insert(stream, given);
+        after.woken.extend(self.waiting.take(&stream));
+    }
+
     fn say(&self, connection: u64, message: &ToSource) {
         let Some(own) = self.connections.get(&connection) else {
             return;
@@ -344,6 +359,30 @@ impl Reader {
         self.stream
     }
 
+    /// What it has let go by, and will ([`Self::take_unread`]), has this checksum.
+    pub fn vouch(&mut self, digest: Digest) {
+        self.digest = digest;
+    }
+
+    /// Lets the next part go by: a pipeline is measured without its readers. How much it was; 0 at the end. Whoever does so
+    /// says what it would have read ([`Self::vouch`]).
+    pub fn take_unread(&mut self) -> io::Result<u32> {
+        if self.is_whole {
+            return Ok(0);
+        }
+        let part = match self.part.take() {
+            Some(part) => Some(part),
+            None => self.part()?,
+        };
+        let Some((_, _, bytes)) = part else {
+            return Ok(0);
+        };
+        self.read = 0;
+        let stream = self.stream;
+        self.shared.tell(Input::Took { stream, bytes });
+        Ok(bytes)
+    }
+
     /// The next part; none: that was all.
     fn part(&mut self) -> io::Result<Option<(u32, u32, u32)>> {
         let stream = self.stream;
@@ -355,7 +394,7 @@ impl Reader {
                 // It failed before it was read, and may be forgotten by now.
                 (None, Some(Err(failure))) => break Given::Failed(*failure),
                 (None, _) if state.is_over => break Given::Failed(Failure::Lost),
-                (None, _) => state = self.shared.wait(state),
+                (None, _) => state = self.shared.wait(state, stream),
             }
         };
         drop(state);
@@ -374,7 +413,7 @@ impl Reader {
             match state.over.remove(&stream) {
                 Some(result) => break result,
                 None if state.is_over => break Err(Failure::Lost),
-                None => state = self.shared.wait(state),
+                None => state = self.shared.wait(state, stream),
             }
         };
         self.is_whole = result.is_ok();
