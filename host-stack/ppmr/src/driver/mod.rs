@@ -12,6 +12,7 @@
 //! | `tcp` | chunks over a socket of their own |
 //! | `rdma` | chunks by RDMA (feature `rdma`) |
 //! | `memory` | the pool of a node |
+//! | `outbox` | messages that are to leave |
 //! | `queue` | what waits for a thread |
 //! | `waiting` | threads that wait for a stream |
 //!
@@ -24,6 +25,7 @@ mod connection;
 mod door;
 mod greeting;
 mod memory;
+mod outbox;
 mod queue;
 #[cfg_attr(not(feature = "rdma"), path = "no_rdma.rs")]
 mod rdma;
@@ -43,7 +45,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{connection::Connection, memory::Memory, waiting::Waiting};
+use self::{connection::Connection, memory::Memory, outbox::Outbox, waiting::Waiting};
 use crate::{Failure, Ns};
 
 /// Time passes at least so often, whatever a machine waits for.
@@ -87,6 +89,8 @@ trait State {
 /// What is left to do without the lock.
 #[derive(Default)]
 struct After {
+    /// Outboxes that messages were left in.
+    said: Vec<Arc<Outbox>>,
     /// Connections that are to end: their end is told, too.
     gone: Vec<Connection>,
     /// Those whom something was given to. Woken under the lock, they would run into it.
@@ -94,7 +98,15 @@ struct After {
 }
 
 impl After {
+    /// A message was left in this one.
+    fn said(&mut self, outbox: &Arc<Outbox>) {
+        if !self.said.iter().any(|one| Arc::ptr_eq(one, outbox)) {
+            self.said.push(outbox.clone());
+        }
+    }
+
     fn finish(self) {
+        self.said.iter().for_each(|outbox| outbox.flush());
         drop(self.gone);
         self.woken.iter().for_each(Thread::unpark);
     }

@@ -204,7 +204,7 @@ impl State for Sending {
 impl Sending {
     fn obey(&mut self, output: Output, after: &mut After) {
         match output {
-            Output::Send(message) => self.say(&message),
+            Output::Send(message) => self.say(&message, after),
             Output::Room {
                 rank,
                 slot,
@@ -244,9 +244,9 @@ impl Sending {
         after.woken.extend(self.waiting.take(&rank));
     }
 
-    fn say(&mut self, message: &ToTarget) {
+    fn say(&mut self, message: &ToTarget, after: &mut After) {
         match &self.peer {
-            Peer::Target(connection) => connection.say(message),
+            Peer::Target(connection) => after.said(connection.say(message)),
             Peer::Nobody => self.next.extend(answer(message).map(Input::Message)),
             Peer::Gone => {}
         }

@@ -159,6 +159,7 @@ impl TargetNode {
             state.begin = None;
             self.shared.ticks.notify_all();
             After {
+                said: Vec::new(),
                 gone: std::mem::take(&mut state.connections)
                     .into_values()
                     .collect(),
@@ -222,7 +223,7 @@ impl State for Taking {
                 Output::Send {
                     connection,
                     message,
-                } => self.say(connection, &message),
+                } => self.say(connection, &message, &mut after),
                 Output::Begin { stream } => {
                     let _ = self.begin.as_ref().map(|begin| begin.send(stream));
                 }
@@ -278,7 +279,7 @@ impl Taking {
         after.woken.extend(self.waiting.take(&stream));
     }
 
-    fn say(&self, connection: u64, message: &ToSource) {
+    fn say(&self, connection: u64, message: &ToSource, after: &mut After) {
         let Some(own) = self.connections.get(&connection) else {
             return;
         };
@@ -287,7 +288,7 @@ impl Taking {
         {
             own.expect(slot);
         }
-        own.say(message);
+        after.said(own.say(message));
     }
 }
 
