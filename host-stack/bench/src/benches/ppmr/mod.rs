@@ -123,7 +123,7 @@ fn measure(chosen: &Chosen) -> Result<Report, AnyError> {
 impl Report {
     /// For a terminal.
     fn text(&self) -> String {
-        let mut all = self.left_out.clone();
+        let mut all: Vec<_> = self.left_out.iter().map(|why| wrapped(why)).collect();
         all.extend(self.figures.iter().map(columns_of_spreads));
         if !self.rows.is_empty() {
             all.push(table(&self.rows));
@@ -146,5 +146,36 @@ impl Report {
             note: &note,
         };
         page::render(&head, &self.figures)
+    }
+}
+
+/// In lines of 80 columns.
+fn wrapped(text: &str) -> String {
+    let mut lines = String::new();
+    let mut columns = 0;
+    for word in text.split_whitespace() {
+        let is_first = columns == 0;
+        columns += word.len() + usize::from(!is_first);
+        if columns > 80 {
+            lines.push('\n');
+            columns = word.len();
+        } else if !is_first {
+            lines.push(' ');
+        }
+        lines.push_str(word);
+    }
+    lines + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_fits_eighty_columns() {
+        let text = "RDMA is left out: chunks cannot go by RDMA, since this program is built without it, or so.";
+        let lines = wrapped(text);
+        assert!(lines.lines().all(|line| line.len() <= 80), "{lines}");
+        assert_eq!(lines.trim().replace('\n', " "), text);
     }
 }

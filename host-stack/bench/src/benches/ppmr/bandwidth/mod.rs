@@ -65,12 +65,15 @@ pub fn measure(chosen: &Chosen) -> Result<Found, AnyError> {
     let mut points = chosen_points(only);
     let mut found = Found::default();
     let mut nodes = Nodes::start()?;
-    if points.iter().any(is_rdma)
-        && let Err(why) = nodes.measure(probe(), BYTES_MIN)
-    {
-        found.left_out.push(format!("RDMA is left out: {why}"));
-        points.retain(|point| !is_rdma(point));
-        nodes = Nodes::start()?;
+    for (what, needs_it, stage) in NEEDS {
+        if points.iter().any(needs_it)
+            && let Err(why) = nodes.measure(probe(stage), BYTES_MIN)
+        {
+            found.left_out.push(format!("{what} is left out: {why}"));
+            points.retain(|point| !needs_it(point));
+            // One of them may wait for the other one still.
+            nodes = Nodes::start()?;
+        }
     }
     let directory = tempfile::tempdir()?;
     let mut pair = None;
@@ -118,17 +121,26 @@ fn chosen_points(only: &str) -> Vec<Point> {
     all.into_iter().collect()
 }
 
+/// What not every machine and not every build has: which points need it, and what shows whether it is there.
+const NEEDS: [(&str, fn(&Point) -> bool, Stage); 2] = [
+    ("RDMA", is_rdma, Stage::Network(Way::Pull)),
+    ("FUSE", is_fuse, Stage::Aggregation(Front::Fuse)),
+];
+
 fn is_rdma(point: &Point) -> bool {
     matches!(point.stage.way(), Some(Way::Pull | Way::Push))
 }
 
-/// Whether there is RDMA.
-fn probe() -> Point {
+fn is_fuse(point: &Point) -> bool {
+    point.stage.front() == Front::Fuse
+}
+
+fn probe(stage: Stage) -> Point {
     Point {
         pool: M8,
         chunk: K128,
         writers: 1,
-        stage: Stage::Delivery(Way::Pull, Front::Calls),
+        stage,
     }
 }
 

@@ -13,12 +13,12 @@ pub const AGGREGATION_WRITERS: &str =
     "The paper, by FUSE: at most about 0.80 GB/s, of 16 writers; less of 32.";
 
 pub const NETWORK_POOLS: &str =
-    "The paper, by reads: 8 writers and more saturate the network from a pool of 8M on.";
+    "The paper, by reads: 8 writers saturate the network, with a pool of 8M.";
 
 pub const NETWORK_CHUNKS: &str = "The paper has none of this.";
 
 pub const PIPELINE_CHUNKS: &str =
-    "The paper, by FUSE and reads: at most about 0.75 GB/s, of 8 writers, with 128K.";
+    "The paper, by FUSE and reads: at most about 0.75 GB/s (8 writers, 128K).";
 
 pub const PIPELINE_POOLS: &str = "The paper: the pool does not matter.";
 
