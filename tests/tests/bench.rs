@@ -1,4 +1,4 @@
-//! `snaprig bench card`, `bench scif`, `bench coi`, `bench snapify`, `bench snapify-io` and `bench ckpt-ib` measure what they say, on the platforms that are here.
+//! `snaprig bench card`, `bench scif`, `bench coi`, `bench snapify`, `bench snapify-io`, `bench ckpt-ib` and `bench ppmr` measure what they say, on the platforms that are here.
 
 use std::process::Command;
 
@@ -128,4 +128,44 @@ fn what_checkpoints_cost_an_rdma_program_is_measured() {
         "drain 16x64 QPs",
     ];
     measures("ckpt-ib", "1", &expected);
+}
+
+#[test]
+fn pipelines_of_images_are_measured_stage_by_stage() {
+    let expected = [
+        "read 16K",
+        "aggregation 1M 64K x8",
+        "network TCP 32M 128K x8",
+        "pipeline TCP 8M 1M x8",
+        "delivery TCP 8M 128K x8",
+        "TCP 8M 128K x8",
+    ];
+    measures("ppmr", "1", &expected);
+}
+
+#[test]
+fn what_is_measured_of_pipelines_is_a_page_too() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let report = directory.path().join("report.html");
+    let output = Command::new(env!("CARGO_BIN_EXE_snaprig-under-test"))
+        .args(["bench", "ppmr", "--only", "pipeline", "--runs", "1"])
+        .args(["--scale", "0.01", "--report"])
+        .arg(&report)
+        .output()
+        .expect("it starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    let text = String::from_utf8(output.stdout).expect("text is UTF-8");
+    assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    // What a pipeline is compared with is measured, too; what is not compared is not.
+    let is_there = |figure| text.contains(figure);
+    assert!(
+        is_there("Figure 8 (b)") && is_there("Figure 8 (a)") && !is_there("Figure 6"),
+        "{text}"
+    );
+    let page = std::fs::read_to_string(report).expect("a page");
+    assert!(
+        page.contains("Figure 8 (b)") && page.contains("<svg"),
+        "{page}"
+    );
 }

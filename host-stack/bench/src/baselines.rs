@@ -107,7 +107,7 @@ fn pair(
             .stdin(Stdio::null())
             .stderr(Stdio::null());
         if pin {
-            pinned(&mut command, core);
+            pinned(&mut command, &[core]);
         }
         command
     };
@@ -184,10 +184,11 @@ fn memcpy(bytes: usize, streams: bool, pin: bool, scale: f64) -> f64 {
 }
 
 /// Pins a program that is to be started.
-pub fn pinned(command: &mut Command, core: usize) {
-    // SAFETY: what runs in the child between fork and exec is one system call, with a number that the closure owns; it
+pub fn pinned(command: &mut Command, cores: &[usize]) {
+    let cores = cores.to_vec();
+    // SAFETY: what runs in the child between fork and exec is one system call, with numbers that the closure owns; it
     // allocates nothing.
-    unsafe { command.pre_exec(move || pin_to(&[core])) };
+    unsafe { command.pre_exec(move || pin_to(&cores)) };
 }
 
 /// Pins this thread.

@@ -31,7 +31,7 @@ pub fn on_the_host(
     let mut words = under.iter().map(OsStr::new).chain([path]);
     let mut command = Command::new(words.next().unwrap_or(path));
     if pin {
-        pinned(&mut command, 0);
+        pinned(&mut command, &[0]);
     }
     let output = command.args(words).args(arguments).output()?;
     one(&numbers(&output.stdout)?)

@@ -29,6 +29,7 @@
 //! | [`choice`] | one of them, chosen on a command line |
 //! | [`options`] | what most of them are told |
 //! | [`table`] | rows with their spread, ratios and aims, for people and as JSON |
+//! | [`report`] | figures of them, as text and as a page |
 //! | [`baselines`], [`host`] | what is measured beside |
 //! | [`compile`] | programs that are compiled to be measured |
 
@@ -39,6 +40,8 @@ pub mod compile;
 pub mod host;
 pub mod options;
 mod progress;
+pub mod report;
+mod side;
 pub mod table;
 
 pub use self::choice::{Bench, BenchWith, Choice};

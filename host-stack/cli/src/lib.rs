@@ -118,6 +118,9 @@ enum Command {
         #[arg(long)]
         side: u8,
     },
+    /// One of two nodes that are measured (what `bench ppmr` starts)
+    #[command(hide = true)]
+    BenchPpmrProcess,
     /// The process that holds a rig (what a campaign starts)
     #[command(hide = true)]
     RigProcess {
@@ -252,6 +255,7 @@ fn own(arguments: Vec<OsString>) -> Result<ExitCode, AnyError> {
         }
         Command::Serve(options) => serve::run(&options),
         Command::Hold(command) => hold::run(&command),
+        Command::BenchPpmrProcess => snaprig_bench::benches::ppmr::run_process(),
         Command::BenchVerbsProcess { side } => snaprig_bench::benches::verbs::process::run(side),
         Command::Doctor(options) => Ok(doctor::run(&options)),
         Command::Completions(options) => completions::run(&options),

@@ -3,7 +3,7 @@
 //! What must stay true: when a thread of a connection ends, all of them do; it is [`Node::closed`] when the last one has.
 
 use std::{
-    io::{self, Read, Write},
+    io::{self, Read},
     sync::Arc,
     thread,
     time::Duration,
@@ -12,20 +12,10 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_peers::Stream;
 
-use super::{
-    memory::Memory,
-    queue::{Queue, Taker, queue},
-    rdma, tcp,
-};
-use crate::{
-    message::{Messages, encode_framed},
-    options::CHUNKS_MAX,
-};
+use super::{memory::Memory, outbox::Outbox, rdma, tcp};
+use crate::message::{Messages, encode_framed};
 
 const READ_BYTES: usize = 64 << 10;
-/// Messages that wait to leave: two for each chunk that there may be are never agreed on.
-const MESSAGES_MAX: usize = 2 * CHUNKS_MAX as usize;
-
 /// How long the other side may take to let in what was said to it last.
 const LINGER_MAX: Duration = Duration::from_millis(200);
 
@@ -75,7 +65,7 @@ pub enum Way {
 /// A connection, for as long as it is wanted: without it, all of its threads end.
 #[derive(Debug)]
 pub struct Connection {
-    messages: Queue<Vec<u8>>,
+    messages: Arc<Outbox>,
     control: Stream,
     chunks: Chunks,
 }
@@ -114,8 +104,8 @@ impl Connection {
         node: impl Node,
     ) -> io::Result<Self> {
         let Link { control, way } = link;
-        let (messages, to_say) = queue(MESSAGES_MAX);
-        let [says, hears] = [control.try_clone()?, control.try_clone()?];
+        let messages = Outbox::new(control.try_clone()?);
+        let hears = control.try_clone()?;
         // What fails has failed by then: its end is told by threads alone.
         let alive;
         let chunks = match way {
@@ -132,7 +122,8 @@ impl Connection {
                 Chunks::Rdma(chunks)
             }
         };
-        start(&alive, move |_| say(to_say, says));
+        let says = messages.clone();
+        start(&alive, move |_| says.run());
         start(&alive, move |node| hear(hears, node));
         Ok(Self {
             messages,
@@ -146,9 +137,10 @@ impl Connection {
         matches!(self.chunks, Chunks::Rdma(_))
     }
 
-    /// A message leaves, after those before.
-    pub fn say(&self, message: &impl Serialize) {
-        self.unless(self.messages.leave(encode_framed(message)));
+    /// A message is to leave, after those before. It does when the outbox is flushed.
+    pub fn say(&self, message: &impl Serialize) -> &Arc<Outbox> {
+        self.unless(self.messages.leave(&encode_framed(message)));
+        &self.messages
     }
 
     /// A chunk is to come from the other side.
@@ -185,6 +177,7 @@ impl Connection {
     fn end(&self) {
         // It may be closed by the other side already.
         let _ = self.control.shutdown();
+        self.messages.end();
         match &self.chunks {
             Chunks::Socket(chunks) => chunks.end(),
             Chunks::Rdma(chunks) => chunks.end(),
@@ -210,13 +203,6 @@ pub fn start<N: Node>(
         // Why a connection has ended is nothing that its streams could do something about.
         let _ = run(&ends.0.0);
     });
-}
-
-fn say(mut messages: Taker<Vec<u8>>, mut to: Stream) -> io::Result<()> {
-    while let Some(message) = messages.take() {
-        to.write_all(&message)?;
-    }
-    Ok(())
 }
 
 fn hear(mut from: Stream, node: &impl Node) -> io::Result<()> {

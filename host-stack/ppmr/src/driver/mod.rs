@@ -13,7 +13,9 @@
 //! | `tcp` | chunks over a socket of their own |
 //! | `rdma` | chunks by RDMA (feature `rdma`) |
 //! | `memory` | the pool of a node |
+//! | `outbox` | messages that are to leave |
 //! | `queue` | what waits for a thread |
+//! | `waiting` | threads that wait for a stream |
 //!
 //! What must stay true: a machine is told of everything in one order, and what it wants is done in that order, under one
 //! lock, in which nobody waits for a peer, a reader or a writer. A connection is `Closed` to its machine when the last of its
@@ -25,6 +27,7 @@ mod connection;
 mod door;
 mod greeting;
 mod memory;
+mod outbox;
 mod queue;
 #[cfg_attr(not(feature = "rdma"), path = "no_rdma.rs")]
 mod rdma;
@@ -32,14 +35,19 @@ pub mod source;
 pub mod target;
 mod tcp;
 pub mod transport;
+mod waiting;
 
 use std::{
     io,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
-use self::{connection::Connection, memory::Memory};
+use self::{connection::Connection, memory::Memory, outbox::Outbox, waiting::Waiting};
 use crate::{Failure, Ns};
 
 /// Time passes at least so often, whatever a machine waits for.
@@ -62,6 +70,8 @@ impl Since {
 /// A machine, and what is known of those whom it serves.
 trait State {
     type Input;
+    /// What tells streams apart.
+    type Stream: Copy + Ord;
     /// Time has passed.
     const TICK: Self::Input;
 
@@ -71,9 +81,37 @@ trait State {
     /// Whether nothing happens any more.
     fn is_over(&self) -> bool;
 
-    /// Tells the machine, and does what it wants. Connections that are to end are let go without the lock: their end is told,
-    /// too.
-    fn handle(&mut self, input: Self::Input, now: Ns) -> Vec<Connection>;
+    /// Tells the machine, and does what it wants, as far as that is done under the lock.
+    fn handle(&mut self, input: Self::Input, now: Ns) -> After;
+
+    /// Those who wait for a stream.
+    fn waiting(&mut self) -> &mut Waiting<Self::Stream>;
+}
+
+/// What is left to do without the lock.
+#[derive(Default)]
+struct After {
+    /// Outboxes that messages were left in.
+    said: Vec<Arc<Outbox>>,
+    /// Connections that are to end: their end is told, too.
+    gone: Vec<Connection>,
+    /// Those whom something was given to. Woken under the lock, they would run into it.
+    woken: Vec<Thread>,
+}
+
+impl After {
+    /// A message was left in this one.
+    fn said(&mut self, outbox: &Arc<Outbox>) {
+        if !self.said.iter().any(|one| Arc::ptr_eq(one, outbox)) {
+            self.said.push(outbox.clone());
+        }
+    }
+
+    fn finish(self) {
+        self.said.iter().for_each(|outbox| outbox.flush());
+        drop(self.gone);
+        self.woken.iter().for_each(Thread::unpark);
+    }
 }
 
 /// What the threads of a node share.
@@ -82,13 +120,31 @@ struct Shared<S> {
     memory: Arc<Memory>,
     since: Since,
     state: Mutex<S>,
-    changed: Condvar,
+    /// Wakes who has time pass: before [`Self::ticks_at`], which is read and written under the lock alone.
+    ticks: Condvar,
+    ticks_at: AtomicU64,
 }
 
 impl<S: State> Shared<S> {
-    fn wait<'a>(&self, state: MutexGuard<'a, S>) -> MutexGuard<'a, S> {
-        let state = self.changed.wait(state);
-        state.unwrap_or_else(PoisonError::into_inner)
+    fn new(memory: Arc<Memory>, since: Since, state: S) -> Self {
+        Self {
+            memory,
+            since,
+            state: Mutex::new(state),
+            ticks: Condvar::new(),
+            ticks_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits until something has happened to a stream. It may be called for nothing.
+    fn wait<'a>(&'a self, mut state: MutexGuard<'a, S>, stream: S::Stream) -> MutexGuard<'a, S> {
+        state.waiting().add(stream);
+        drop(state);
+        // Whoever takes this thread from the list unparks it, before or after that.
+        thread::park();
+        let mut state = lock(&self.state);
+        state.waiting().remove(&stream);
+        state
     }
 
     fn tell(&self, input: S::Input) {
@@ -96,10 +152,14 @@ impl<S: State> Shared<S> {
     }
 
     fn tell_locked(&self, mut state: MutexGuard<'_, S>, input: S::Input) {
-        let gone = state.handle(input, self.since.now());
+        let after = state.handle(input, self.since.now());
+        let ticks_at = self.ticks_at.load(Ordering::Relaxed);
+        let is_sooner = state.deadline().is_some_and(|due| due < ticks_at);
+        if is_sooner || state.is_over() {
+            self.ticks.notify_all();
+        }
         drop(state);
-        drop(gone);
-        self.changed.notify_all();
+        after.finish();
     }
 
     /// Time passes until all is over.
@@ -114,7 +174,10 @@ impl<S: State> Shared<S> {
                 state = lock(&self.state);
                 continue;
             }
-            let waited = self.changed.wait_timeout(state, left.min(TICK_MAX));
+            let left = left.min(TICK_MAX);
+            let at = Ns::try_from((now + left).as_nanos()).unwrap_or(Ns::MAX);
+            self.ticks_at.store(at, Ordering::Relaxed);
+            let waited = self.ticks.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -1,9 +1,9 @@
 //! A source at work: writers fill chunks, which go to the target.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io::{self, Write},
-    sync::{Arc, Condvar, Mutex},
+    sync::Arc,
     thread,
     time::Instant,
 };
@@ -11,12 +11,13 @@ use std::{
 use snaprig_peers::{Address, Token};
 
 use super::{
-    Shared, Since, State,
+    After, Shared, Since, State,
     agree::{Side, Ways},
     connection::{Connection, Node, Piece},
     door, failed, lock,
     memory::Memory,
     transport::{Port, Transport},
+    waiting::Waiting,
 };
 use crate::{
     Buffers, Digest, Failure, Mode, Ns, Source, Times,
@@ -48,12 +49,25 @@ pub struct SourceNode(Arc<Shared<Sending>>);
 #[derive(Debug)]
 struct Sending {
     machine: Source,
-    /// None: it is to end, or has.
-    connection: Option<Connection>,
+    peer: Peer,
+    /// What the machine is told next, under the same lock.
+    next: VecDeque<Input>,
     /// What writers that wait are given.
     given: BTreeMap<u32, Result<Room, Failure>>,
     over: BTreeMap<u32, Result<(), Failure>>,
+    waiting: Waiting<u32>,
     is_over: bool,
+}
+
+/// Who is at the other end.
+#[derive(Debug)]
+enum Peer {
+    /// A target.
+    Target(Connection),
+    /// Nobody: what would go there is forgotten.
+    Nobody,
+    /// It is to end, or has ended.
+    Gone,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,53 +80,41 @@ struct Room {
 impl SourceNode {
     /// Connects to a target that has the same token, and begins. An error of kind `PermissionDenied`: it has another one.
     pub fn connect(target: &Address, token: &Token, moves: Moves) -> io::Result<Self> {
-        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
-        let chunks = moves
-            .buffers
-            .chunks_for(moves.ranks.len())
-            .map_err(invalid)?;
-        let memory = Arc::new(Memory::new(&moves.buffers, chunks)?);
-        let config = Config {
-            buffers: moves.buffers,
-            pool: memory.remote(),
-            mode: moves.mode,
-            times: moves.times,
-            ranks: moves.ranks,
-        };
-        let since = Since(Instant::now());
-        let machine = Source::new(config, since.now()).map_err(invalid)?;
-        let mode = moves.mode;
-        let ways = Ways::new(moves.transport, &moves.port, &memory, &[Side::Source(mode)])?;
+        let (mode, transport, port) = (moves.mode, moves.transport, moves.port.clone());
+        let shared = shared(moves)?;
+        let memory = &shared.memory;
+        let ways = Ways::new(transport, &port, memory, &[Side::Source(mode)])?;
         let link = door::connect(target, token, &ways, mode)?;
-        let shared = Arc::new(Shared {
-            memory: memory.clone(),
-            since,
-            state: Mutex::new(Sending {
-                machine,
-                connection: None,
-                given: BTreeMap::new(),
-                over: BTreeMap::new(),
-                is_over: false,
-            }),
-            changed: Condvar::new(),
-        });
         {
             // What its threads hear is told when it is there.
             let mut state = lock(&shared.state);
             let threads = Threads(shared.clone());
             let is_readable = mode == Mode::Pull;
-            state.connection = Some(Connection::run(link, &memory, is_readable, threads)?);
+            state.peer = Peer::Target(Connection::run(link, memory, is_readable, threads)?);
         }
+        Ok(Self::begin(shared))
+    }
+
+    /// A source without a target, for whoever measures what it costs alone: chunks are free again as soon as they are full,
+    /// and a stream is whole at its end.
+    pub fn alone(moves: Moves) -> io::Result<Self> {
+        let mode = Mode::Pull;
+        let shared = shared(Moves { mode, ..moves })?;
+        lock(&shared.state).peer = Peer::Nobody;
+        Ok(Self::begin(shared))
+    }
+
+    fn begin(shared: Arc<Shared<Sending>>) -> Self {
         shared.tell(Input::Tick);
         let ticking = shared.clone();
         thread::spawn(move || ticking.tick());
-        Ok(Self(shared))
+        Self(shared)
     }
 
     /// Whether chunks go by RDMA; not, too, if the connection is gone.
     pub fn is_rdma(&self) -> bool {
         let state = lock(&self.0.state);
-        state.connection.as_ref().is_some_and(Connection::is_rdma)
+        matches!(&state.peer, Peer::Target(connection) if connection.is_rdma())
     }
 
     /// Where a process's image is to be written, front to back.
@@ -134,7 +136,7 @@ impl SourceNode {
             match state.over.get(&rank) {
                 Some(result) => return *result,
                 None if state.is_over => return Err(Failure::Lost),
-                None => state = self.0.wait(state),
+                None => state = self.0.wait(state, rank),
             }
         }
     }
@@ -145,8 +147,34 @@ impl SourceNode {
     }
 }
 
+/// What the threads of a source share, before it has a target.
+fn shared(moves: Moves) -> io::Result<Arc<Shared<Sending>>> {
+    let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+    let chunks = moves.buffers.chunks_for(moves.ranks.len());
+    let memory = Arc::new(Memory::new(&moves.buffers, chunks.map_err(invalid)?)?);
+    let config = Config {
+        buffers: moves.buffers,
+        pool: memory.remote(),
+        mode: moves.mode,
+        times: moves.times,
+        ranks: moves.ranks,
+    };
+    let since = Since(Instant::now());
+    let sending = Sending {
+        machine: Source::new(config, since.now()).map_err(invalid)?,
+        peer: Peer::Gone,
+        next: VecDeque::new(),
+        given: BTreeMap::new(),
+        over: BTreeMap::new(),
+        waiting: Waiting::default(),
+        is_over: false,
+    };
+    Ok(Arc::new(Shared::new(memory, since, sending)))
+}
+
 impl State for Sending {
     type Input = Input;
+    type Stream = u32;
     const TICK: Input = Input::Tick;
 
     fn deadline(&self) -> Option<Ns> {
@@ -157,55 +185,90 @@ impl State for Sending {
         self.is_over
     }
 
-    fn handle(&mut self, input: Input, now: Ns) -> Vec<Connection> {
-        let mut gone = Vec::new();
-        for output in self.machine.handle(input, now) {
-            match output {
-                Output::Send(message) => self.say(&message),
-                Output::Room {
-                    rank,
-                    slot,
-                    at,
-                    bytes,
-                } => {
-                    self.given.insert(rank, Ok(Room { slot, at, bytes }));
-                }
-                Output::NoRoom { rank, failure } => {
-                    self.given.insert(rank, Err(failure));
-                }
-                // Nobody lends anything here.
-                Output::GiveBack { .. } => {}
-                Output::Put {
-                    slot, bytes, to, ..
-                } => {
-                    let address = to.address;
-                    if let Some(connection) = &self.connection {
-                        connection.put(Piece {
-                            slot,
-                            address,
-                            bytes,
-                        });
-                    }
-                }
-                Output::StreamOver { rank, result } => {
-                    self.over.insert(rank, result);
-                }
-                Output::Disconnect => gone.extend(self.connection.take()),
-                Output::Over => {
-                    gone.extend(self.connection.take());
-                    self.is_over = true;
-                }
+    fn handle(&mut self, input: Input, now: Ns) -> After {
+        let mut after = After::default();
+        self.next.push_back(input);
+        while let Some(input) = self.next.pop_front() {
+            for output in self.machine.handle(input, now) {
+                self.obey(output, &mut after);
             }
         }
-        gone
+        after
+    }
+
+    fn waiting(&mut self) -> &mut Waiting<u32> {
+        &mut self.waiting
     }
 }
 
 impl Sending {
-    fn say(&self, message: &ToTarget) {
-        if let Some(connection) = &self.connection {
-            connection.say(message);
+    fn obey(&mut self, output: Output, after: &mut After) {
+        match output {
+            Output::Send(message) => self.say(&message, after),
+            Output::Room {
+                rank,
+                slot,
+                at,
+                bytes,
+            } => self.give(rank, Ok(Room { slot, at, bytes }), after),
+            Output::NoRoom { rank, failure } => self.give(rank, Err(failure), after),
+            // Nobody lends anything here.
+            Output::GiveBack { .. } => {}
+            Output::Put {
+                slot, bytes, to, ..
+            } => {
+                let address = to.address;
+                if let Peer::Target(connection) = &self.peer {
+                    connection.put(Piece {
+                        slot,
+                        address,
+                        bytes,
+                    });
+                }
+            }
+            Output::StreamOver { rank, result } => {
+                self.over.insert(rank, result);
+                after.woken.extend(self.waiting.take(&rank));
+            }
+            Output::Disconnect => self.disconnect(after),
+            Output::Over => {
+                self.disconnect(after);
+                self.is_over = true;
+                after.woken.extend(self.waiting.take_all());
+            }
         }
+    }
+
+    fn give(&mut self, rank: u32, room: Result<Room, Failure>, after: &mut After) {
+        self.given.insert(rank, room);
+        after.woken.extend(self.waiting.take(&rank));
+    }
+
+    fn say(&mut self, message: &ToTarget, after: &mut After) {
+        match &self.peer {
+            Peer::Target(connection) => after.said(connection.say(message)),
+            Peer::Nobody => self.next.extend(answer(message).map(Input::Message)),
+            Peer::Gone => {}
+        }
+    }
+
+    fn disconnect(&mut self, after: &mut After) {
+        match std::mem::replace(&mut self.peer, Peer::Gone) {
+            Peer::Target(connection) => after.gone.push(connection),
+            Peer::Nobody => self.next.push_back(Input::Closed),
+            Peer::Gone => {}
+        }
+    }
+}
+
+/// What a target says that keeps nothing.
+fn answer(message: &ToTarget) -> Option<ToSource> {
+    match *message {
+        ToTarget::Open(_) => Some(ToSource::Opened),
+        ToTarget::Full { rank, offset, .. } => Some(ToSource::Done { rank, offset }),
+        ToTarget::End { rank, .. } => Some(ToSource::Whole { rank }),
+        ToTarget::Alive => Some(ToSource::Alive),
+        ToTarget::Written { .. } | ToTarget::Fail { .. } => None,
     }
 }
 
@@ -224,7 +287,7 @@ impl Node for Threads {
     }
 
     fn lost(&self) {
-        let gone = lock(&self.0.state).connection.take();
+        let gone = std::mem::replace(&mut lock(&self.0.state).peer, Peer::Gone);
         drop(gone);
     }
 
@@ -254,6 +317,18 @@ impl Writer {
         self.shared.tell(Input::End { rank, checksum });
     }
 
+    /// Gives room as it is, no more than this: a pipeline is measured without its writers. How much it was. The checksum of the
+    /// stream knows nothing of it.
+    pub fn give_unwritten(&mut self, most: u32) -> io::Result<u32> {
+        let room = self.room()?;
+        let bytes = most.min(room.bytes - self.filled);
+        self.filled += bytes;
+        if bytes > 0 {
+            self.give();
+        }
+        Ok(bytes)
+    }
+
     /// What is in the room goes on its way.
     fn give(&mut self) {
         if self.room.take().is_some() {
@@ -273,7 +348,7 @@ impl Writer {
             match state.given.remove(&rank) {
                 Some(room) => break room.map_err(failed)?,
                 None if state.is_over => return Err(failed(Failure::Lost)),
-                None => state = self.shared.wait(state),
+                None => state = self.shared.wait(state, rank),
             }
         };
         self.room = Some(room);

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{self, Read},
     sync::{
-        Arc, Condvar, Mutex,
+        Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -14,7 +14,7 @@ use std::{
 use snaprig_peers::{Address, Token};
 
 use super::{
-    Shared, Since, State,
+    After, Shared, Since, State,
     agree::{Side, Ways},
     common::{CommonPool, Part},
     connection::{Connection, Link, Node, Piece},
@@ -22,6 +22,7 @@ use super::{
     failed, lock,
     memory::Memory,
     transport::{Port, Transport},
+    waiting::Waiting,
 };
 use crate::{
     Buffers, Digest, Failure, Mode, Ns, Target, Times,
@@ -81,6 +82,7 @@ struct Taking {
     next: u64,
     given: BTreeMap<StreamId, Given>,
     over: BTreeMap<StreamId, Result<(), Failure>>,
+    waiting: Waiting<StreamId>,
     /// None: no more are waited for.
     begin: Option<Sender<StreamId>>,
     is_over: bool,
@@ -116,21 +118,18 @@ impl TargetNode {
         let door = Door::open(address, token, ways)?;
         let address = door.address()?;
         let (begin, begins) = channel();
-        let shared = Arc::new(Shared {
+        let taking = Taking {
             memory: memory.clone(),
-            since,
-            state: Mutex::new(Taking {
-                memory,
-                machine,
-                connections: BTreeMap::new(),
-                next: 0,
-                given: BTreeMap::new(),
-                over: BTreeMap::new(),
-                begin: Some(begin),
-                is_over: false,
-            }),
-            changed: Condvar::new(),
-        });
+            machine,
+            connections: BTreeMap::new(),
+            next: 0,
+            given: BTreeMap::new(),
+            over: BTreeMap::new(),
+            waiting: Waiting::default(),
+            begin: Some(begin),
+            is_over: false,
+        };
+        let shared = Arc::new(Shared::new(memory, since, taking));
         let (waits, connects) = (shared.clone(), shared.clone());
         let serves = thread::spawn(move || {
             let is_over = || lock(&waits.state).is_over();
@@ -159,17 +158,23 @@ impl TargetNode {
 
     /// Ends all that is on its way, and listens no longer: as if it was dropped, for those who wait for it.
     pub fn stop(&self) {
-        let gone = {
+        let after = {
             let mut state = lock(&self.shared.state);
             if state.is_over {
                 return;
             }
             state.is_over = true;
             state.begin = None;
-            std::mem::take(&mut state.connections)
+            self.shared.ticks.notify_all();
+            After {
+                said: Vec::new(),
+                gone: std::mem::take(&mut state.connections)
+                    .into_values()
+                    .collect(),
+                woken: state.waiting.take_all(),
+            }
         };
-        drop(gone);
-        self.shared.changed.notify_all();
+        after.finish();
         // Who waits for sources looks, and takes the name of a Unix socket away.
         if self.address.connect(WAKE_MAX).is_ok()
             && let Some(serves) = lock(&self.serves).take()
@@ -208,6 +213,7 @@ impl Shared<Taking> {
 
 impl State for Taking {
     type Input = Input;
+    type Stream = StreamId;
     const TICK: Input = Input::Tick;
 
     fn deadline(&self) -> Option<Ns> {
@@ -218,14 +224,14 @@ impl State for Taking {
         self.is_over
     }
 
-    fn handle(&mut self, input: Input, now: Ns) -> Vec<Connection> {
-        let mut gone = Vec::new();
+    fn handle(&mut self, input: Input, now: Ns) -> After {
+        let mut after = After::default();
         for output in self.machine.handle(input, now) {
             match output {
                 Output::Send {
                     connection,
                     message,
-                } => self.say(connection, &message),
+                } => self.say(connection, &message, &mut after),
                 Output::Begin { stream } => {
                     let _ = self.begin.as_ref().map(|begin| begin.send(stream));
                 }
@@ -250,29 +256,39 @@ impl State for Taking {
                     at,
                     bytes,
                 } => {
-                    let part = Part { slot, at, bytes };
-                    self.given.insert(stream, Given::Part(part));
+                    let part = Given::Part(Part { slot, at, bytes });
+                    self.give(stream, part, &mut after);
                 }
                 Output::Drained { stream } => {
-                    self.given.insert(stream, Given::Drained);
+                    self.give(stream, Given::Drained, &mut after);
                 }
                 Output::NoPart { stream, failure } => {
-                    self.given.insert(stream, Given::Failed(failure));
+                    self.give(stream, Given::Failed(failure), &mut after);
                 }
                 Output::StreamOver { stream, result } => {
                     self.over.insert(stream, result);
+                    after.woken.extend(self.waiting.take(&stream));
                 }
                 Output::Disconnect { connection, .. } | Output::Over { connection } => {
-                    gone.extend(self.connections.remove(&connection));
+                    after.gone.extend(self.connections.remove(&connection));
                 }
             }
         }
-        gone
+        after
+    }
+
+    fn waiting(&mut self) -> &mut Waiting<StreamId> {
+        &mut self.waiting
     }
 }
 
 impl Taking {
-    fn say(&self, connection: u64, message: &ToSource) {
+    fn give(&mut self, stream: StreamId, given: Given, after: &mut After) {
+        self.given.insert(stream, given);
+        after.woken.extend(self.waiting.take(&stream));
+    }
+
+    fn say(&self, connection: u64, message: &ToSource, after: &mut After) {
         let Some(own) = self.connections.get(&connection) else {
             return;
         };
@@ -281,7 +297,7 @@ impl Taking {
         {
             own.expect(slot);
         }
-        own.say(message);
+        after.said(own.say(message));
     }
 }
 
@@ -370,12 +386,43 @@ impl Reader {
         self.stream
     }
 
+    /// What it has let go by, and will ([`Self::take_unread`]), has this checksum.
+    pub fn vouch(&mut self, digest: Digest) {
+        self.digest = digest;
+    }
+
+    /// Lets the next part go by: a pipeline is measured without its readers. How much it was; 0 at the end. Whoever does so
+    /// says what it would have read ([`Self::vouch`]).
+    pub fn take_unread(&mut self) -> io::Result<u32> {
+        let Some(part) = self.part_or_end()? else {
+            return Ok(0);
+        };
+        self.gives_back()
+            .took(std::mem::take(&mut self.read) + part.bytes);
+        Ok(part.bytes)
+    }
+
     /// By what another thread gives back the parts that this one is given.
     pub fn gives_back(&self) -> GivesBack {
         GivesBack {
             shared: self.shared.clone(),
             stream: self.stream,
         }
+    }
+
+    /// What is left of the part at hand, or the next one; none: that was all, and it is what was written.
+    fn part_or_end(&mut self) -> io::Result<Option<Part>> {
+        if self.is_whole {
+            return Ok(None);
+        }
+        let part = match self.part.take() {
+            Some(part) => Some(part),
+            None => self.next_part()?,
+        };
+        if part.is_none() {
+            self.check(self.digest.checksum())?;
+        }
+        Ok(part)
     }
 
     /// Waits for the next part, whether or not those before are [given back](GivesBack::took); none: they are, and that was
@@ -390,7 +437,7 @@ impl Reader {
                 // It failed before it was read, and may be forgotten by now.
                 (None, Some(Err(failure))) => break Given::Failed(*failure),
                 (None, _) if state.is_over => break Given::Failed(Failure::Lost),
-                (None, _) => state = self.shared.wait(state),
+                (None, _) => state = self.shared.wait(state, stream),
             }
         };
         drop(state);
@@ -410,7 +457,7 @@ impl Reader {
             match state.over.remove(&stream) {
                 Some(result) => break result,
                 None if state.is_over => break Err(Failure::Lost),
-                None => state = self.shared.wait(state),
+                None => state = self.shared.wait(state, stream),
             }
         };
         self.is_whole = result.is_ok();
@@ -420,15 +467,11 @@ impl Reader {
 
 impl Read for Reader {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        if to.is_empty() || self.is_whole {
+        if to.is_empty() {
             return Ok(0);
         }
-        let part = match self.part.take() {
-            Some(part) => part,
-            None => match self.next_part()? {
-                Some(part) => part,
-                None => return self.check(self.digest.checksum()).map(|()| 0),
-            },
+        let Some(part) = self.part_or_end()? else {
+            return Ok(0);
         };
         let pool = CommonPool(self.shared.memory.clone());
         let (count, rest) = pool.copy(part, to)?;

@@ -10,7 +10,7 @@
 //!
 //! The last three are measured round by round, each workload in each round. What is printed of a figure is the round in
 //! the middle, with its parts, and how far the others are (`figure`). `--report` writes the same as a page with plots
-//! (`plot`, `page`).
+//! ([`crate::report`]).
 //!
 //! As JSON; what was not measured is missing:
 //!
@@ -31,13 +31,10 @@
 
 mod counters;
 mod estimate;
-mod figure;
-mod machine;
+pub(crate) mod figure;
 mod operations;
 mod overhead;
-mod page;
 mod paper;
-mod plot;
 mod workloads;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -46,8 +43,15 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use snaprig_card_platform::Kind;
 
-use self::{figure::Figure, machine::Machine, overhead::Overhead, page::Page};
-use crate::{AnyError, BenchWith};
+use self::overhead::Overhead;
+use crate::{
+    AnyError, BenchWith,
+    report::{
+        figure::{self as figures, Figure},
+        machine::Machine,
+        page::{self, Head, Page},
+    },
+};
 
 /// Snapify where it is not used.
 pub static BENCH: BenchWith<Options> = BenchWith::new(
@@ -171,7 +175,7 @@ impl Report {
     fn text(&self, figures: &[Figure]) -> String {
         let overhead = self.overhead.as_ref().map(overhead::table);
         let skipped = usize::from(overhead.is_some());
-        let tables = figures.iter().skip(skipped).map(figure::table);
+        let tables = figures.iter().skip(skipped).map(figures::table);
         let all: Vec<_> = overhead.into_iter().chain(tables).collect();
         all.join("\n")
     }
@@ -184,6 +188,13 @@ impl Report {
         let about: Vec<_> = pairs.into_iter().chain(rounds).collect();
         let note = self.overhead.as_ref().map(overhead::table);
         let (machine, note) = (self.machine.line(), note.unwrap_or_default());
-        page::render(&machine, &about.join("; "), figures, &note)
+        let head = Head {
+            title: "Snapify",
+            machine: &machine,
+            about: &about.join("; "),
+            note_title: "What it costs, with its confidence",
+            note: &note,
+        };
+        page::render(&head, figures)
     }
 }

@@ -5,19 +5,17 @@
 
 pub mod process;
 
-use std::{
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
-};
+use std::process::{Command, ExitCode};
 
 use snaprig_fabric::place::{DIRECTORY_ENV, FABRIC_ENV, HCAS_ENV, MODEL_ENV};
 use snaprig_sdk::program::EXE_ENV;
 
-use self::process::{Order, Outcome, QPS, heard};
+use self::process::{Order, Outcome, QPS, Verb, heard};
 use crate::{
     AnyError, BenchWith,
-    baselines::{Baseline, end, pinned},
+    baselines::{Baseline, pinned},
     options::Common,
+    side::Side,
     table::{Aim, Row, Unit, print},
 };
 
@@ -62,16 +60,16 @@ fn measures(scale: f64) -> Vec<Measure> {
             against,
         });
     }
-    for (verb, writes) in [("send", false), ("write", true)] {
+    for (name, verb) in [("send", Verb::Send), ("write", Verb::Write)] {
         for (size, bytes) in [("64 KiB", 64 << 10), ("1 MiB", 1 << 20)] {
             for (how, streams) in [("hot", false), ("cold", true)] {
                 let copy = Baseline::Memcpy(bytes, streams);
                 let tag = Baseline::UcxTagBandwidth(bytes);
                 all.push(Measure {
-                    name: format!("{verb} {size}, {how}"),
+                    name: format!("{name} {size}, {how}"),
                     unit: Unit::Rate,
                     order: Order::Bandwidth {
-                        writes,
+                        verb,
                         bytes,
                         streams,
                         count: times((1 << 30) / bytes),
@@ -146,16 +144,11 @@ fn run(options: &Common) -> Result<ExitCode, AnyError> {
 }
 
 /// The two processes.
-struct Pair([Side; 2]);
-
-struct Side {
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
+pub(crate) struct Pair([Side; 2]);
 
 impl Pair {
-    fn start(directory: &std::path::Path, pin: bool) -> Result<Self, AnyError> {
+    /// In a fabric of their own, below this directory.
+    pub(crate) fn start(directory: &std::path::Path, pin: bool) -> Result<Self, AnyError> {
         let program = std::env::current_exe()?;
         let side = |side: usize| -> Result<Side, AnyError> {
             let mut command = Command::new(&program);
@@ -165,18 +158,11 @@ impl Pair {
                 .env(FABRIC_ENV, "bench")
                 .env(HCAS_ENV, "1")
                 .env(MODEL_ENV, "A")
-                .env(EXE_ENV, &program)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped());
+                .env(EXE_ENV, &program);
             if pin {
-                pinned(&mut command, side);
+                pinned(&mut command, &[side]);
             }
-            let mut child = command.spawn()?;
-            Ok(Side {
-                orders: child.stdin.take(),
-                answers: BufReader::new(child.stdout.take().ok_or("no pipe")?),
-                child,
-            })
+            Side::start(command)
         };
         let mut pair = Self([side(0)?, side(1)?]);
         let [hello_0, hello_1] = [pair.0[0].answer()?, pair.0[1].answer()?];
@@ -188,7 +174,8 @@ impl Pair {
         Ok(pair)
     }
 
-    fn measure(&mut self, order: Order) -> Result<Outcome, AnyError> {
+    /// What the first one has measured.
+    pub(crate) fn measure(&mut self, order: Order) -> Result<Outcome, AnyError> {
         let line = serde_json::to_string(&order)?;
         for side in &mut self.0 {
             side.order(&line)?;
@@ -197,30 +184,6 @@ impl Pair {
         let outcome = heard(&first.answer()?)?;
         second.answer()?;
         Ok(outcome)
-    }
-}
-
-impl Side {
-    fn order(&mut self, line: &str) -> Result<(), AnyError> {
-        let orders = self.orders.as_mut().ok_or("no pipe")?;
-        writeln!(orders, "{}", line.trim_end())?;
-        Ok(orders.flush()?)
-    }
-
-    fn answer(&mut self) -> Result<String, AnyError> {
-        let mut line = String::new();
-        if self.answers.read_line(&mut line)? == 0 {
-            return Err("a process of the benchmark ended before its time".into());
-        }
-        Ok(line)
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        // The end of its orders is its end.
-        drop(self.orders.take());
-        end(&mut self.child);
     }
 }
 

@@ -40,6 +40,10 @@ const RECEIVES: usize = 32;
 const AHEAD: usize = 8;
 /// Of so many requests without completion, the last has one.
 const UNSIGNALED: u32 = 32;
+/// RDMA reads of a queue pair that are under way at one time: every model has as many.
+const READS: u8 = 8;
+/// What the peer may do to the memory.
+const ACCESS: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 /// An order that takes longer has failed.
 const SECONDS_MAX: u32 = 120;
 
@@ -69,8 +73,8 @@ pub enum Order {
     },
     /// One way, many under way.
     Bandwidth {
-        /// By RDMA writes instead of sends.
-        writes: bool,
+        /// By what.
+        verb: Verb,
         /// Of one message.
         bytes: usize,
         /// Through [`STREAM_BYTES`] instead of one buffer.
@@ -78,6 +82,27 @@ pub enum Order {
         /// Messages.
         count: usize,
     },
+}
+
+/// What moves bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verb {
+    /// The peer receives them.
+    Send,
+    /// RDMA write.
+    Write,
+    /// RDMA read: from the peer.
+    Read,
+}
+
+impl Verb {
+    fn opcode(self) -> u32 {
+        match self {
+            Self::Send => IBV_WR_SEND,
+            Self::Write => IBV_WR_RDMA_WRITE,
+            Self::Read => IBV_WR_RDMA_READ,
+        }
+    }
 }
 
 /// What came out: of latency, median and mean of half a round trip in microseconds; of bandwidth,
@@ -196,7 +221,7 @@ impl Process {
             if memory == libc::MAP_FAILED {
                 return Err(std::io::Error::last_os_error().into());
             }
-            let access = (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) as c_int;
+            let access = ACCESS as c_int;
             let mr = made(ibv_reg_mr(pd, memory, length, access), "ibv_reg_mr")?;
             let cq = || {
                 let cq = ibv_create_cq(context, (QPS * 8) as c_int, null_mut(), null_mut(), 0);
@@ -244,7 +269,7 @@ impl Process {
             let mut attr: ibv_qp_attr = unsafe { zeroed() };
             attr.qp_state = IBV_QPS_INIT;
             attr.port_num = 1;
-            attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+            attr.qp_access_flags = ACCESS;
             let init = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
             // SAFETY: the queue pair was made in `new` and is destroyed by nobody; ibv_modify_qp(3) reads the
             // attributes that the mask names, which are all set.
@@ -252,7 +277,7 @@ impl Process {
             attr.qp_state = IBV_QPS_RTR;
             attr.path_mtu = IBV_MTU_4096;
             attr.dest_qp_num = *number;
-            attr.max_dest_rd_atomic = 1;
+            attr.max_dest_rd_atomic = READS;
             attr.min_rnr_timer = 1;
             attr.ah_attr.dlid = peer.lid;
             attr.ah_attr.port_num = 1;
@@ -268,7 +293,7 @@ impl Process {
             zero(unsafe { ibv_modify_qp(*qp, &mut attr, rtr) }, "to RTR")?;
             attr.qp_state = IBV_QPS_RTS;
             (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
-            attr.max_rd_atomic = 1;
+            attr.max_rd_atomic = READS;
             let rts = IBV_QP_STATE
                 | IBV_QP_TIMEOUT
                 | IBV_QP_RETRY_CNT
@@ -288,15 +313,14 @@ impl Process {
             Order::WriteLatency { count } => self.write_latency(count),
             Order::SendLatency { qps, count } => self.send_latency(qps.clamp(1, QPS), count),
             Order::Bandwidth {
-                writes,
+                verb,
                 bytes,
                 streams,
                 count,
             } => {
-                let rate = if writes {
-                    self.write_bandwidth(bytes, streams, count)
-                } else {
-                    self.send_bandwidth(bytes, streams, count)
+                let rate = match verb {
+                    Verb::Send => self.send_bandwidth(bytes, streams, count),
+                    Verb::Write | Verb::Read => self.rdma_bandwidth(verb, bytes, streams, count),
                 };
                 Ok(vec![rate?])
             }
@@ -321,7 +345,7 @@ impl Process {
     fn post(
         &self,
         qp: usize,
-        write_to: Option<usize>,
+        (verb, there): (Verb, usize),
         (at, bytes): (usize, usize),
         signaled: bool,
     ) -> Result<(), AnyError> {
@@ -332,18 +356,17 @@ impl Process {
         unsafe {
             let mut wr: ibv_send_wr = zeroed();
             (wr.sg_list, wr.num_sge) = (&mut sge, 1);
-            wr.opcode = IBV_WR_SEND;
-            if let (Some(to), Some(peer)) = (write_to, &self.peer) {
-                wr.opcode = IBV_WR_RDMA_WRITE;
+            wr.opcode = verb.opcode();
+            if let (Verb::Write | Verb::Read, Some(peer)) = (verb, &self.peer) {
                 wr.wr.rdma = ibv_send_wr_rdma {
-                    remote_addr: peer.address + to as u64,
+                    remote_addr: peer.address + there as u64,
                     rkey: peer.key,
                 };
             }
             if signaled {
                 wr.send_flags |= IBV_SEND_SIGNALED;
             }
-            if bytes <= 32 {
+            if bytes <= 32 && verb != Verb::Read {
                 wr.send_flags |= IBV_SEND_INLINE;
             }
             let (mut bad, qp) = (null_mut(), self.qps[qp]);
@@ -356,7 +379,8 @@ impl Process {
     fn post_small(&mut self, qp: usize, write_to: Option<usize>) -> Result<(), AnyError> {
         self.quiet[qp] += 1;
         let signaled = self.quiet[qp] == UNSIGNALED;
-        self.post(qp, write_to, (OUT, 8), signaled)?;
+        let what = write_to.map_or((Verb::Send, 0), |to| (Verb::Write, to));
+        self.post(qp, what, (OUT, 8), signaled)?;
         if signaled {
             self.quiet[qp] = 0;
             self.take(self.sends)?;
@@ -479,7 +503,7 @@ impl Process {
     ) -> Result<f64, AnyError> {
         if self.first {
             self.meet()?;
-            return self.stream(None, bytes, streams, count);
+            return self.stream(Verb::Send, bytes, streams, count);
         }
         let mut places = places(bytes, streams);
         let mut post = |of: &Self| of.post_receive(0, places.next().unwrap_or(HEAD_BYTES), bytes);
@@ -497,15 +521,16 @@ impl Process {
         Ok(0.0)
     }
 
-    fn write_bandwidth(
+    fn rdma_bandwidth(
         &mut self,
+        verb: Verb,
         bytes: usize,
         streams: bool,
         count: usize,
     ) -> Result<f64, AnyError> {
         self.meet()?;
         if self.first {
-            return self.stream(Some(()), bytes, streams, count);
+            return self.stream(verb, bytes, streams, count);
         }
         self.meet()?;
         Ok(0.0)
@@ -513,7 +538,7 @@ impl Process {
 
     fn stream(
         &mut self,
-        writes: Option<()>,
+        verb: Verb,
         bytes: usize,
         streams: bool,
         count: usize,
@@ -523,7 +548,7 @@ impl Process {
             if sent >= WINDOW {
                 self.take(self.sends)?;
             }
-            self.post(0, writes.map(|()| at), (at, bytes), true)?;
+            self.post(0, (verb, at), (at, bytes), true)?;
         }
         for _ in 0..WINDOW.min(count) {
             self.take(self.sends)?;

@@ -187,7 +187,8 @@ fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::figure, *};
+    use super::*;
+    use crate::benches::snapify::figure;
 
     #[test]
     fn lines_are_at_round_numbers() {

@@ -27,11 +27,27 @@ pub struct Page {
     file: NamedTempFile,
 }
 
+/// What a page says of all of its figures.
+#[derive(Serialize)]
+pub struct Head<'a> {
+    /// What was measured.
+    pub title: &'a str,
+    /// [`super::machine::Machine::line`].
+    pub machine: &'a str,
+    /// How it was measured.
+    pub about: &'a str,
+    /// What is below a note, which is a table of its own. Without a note there is none.
+    pub note_title: &'a str,
+    /// That table.
+    pub note: &'a str,
+}
+
 /// A figure as the template has it.
 #[derive(Serialize)]
 struct Shown<'a> {
     title: &'a str,
     unit: &'a str,
+    of: &'a str,
     paper: &'a str,
     series: &'a [&'static str],
     /// Each bar is of one of the series, and has no parts.
@@ -76,20 +92,15 @@ impl Page {
     }
 }
 
-/// The page of these figures. `note` is a table of its own.
-pub fn render(
-    machine: &str,
-    about: &str,
-    figures: &[Figure],
-    note: &str,
-) -> Result<String, AnyError> {
+/// The page of these figures.
+pub fn render(head: &Head<'_>, figures: &[Figure]) -> Result<String, AnyError> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.add_template(NAME, TEMPLATE)?;
     let figures: Vec<_> = figures.iter().map(show).collect();
-    let figures = Value::from(Serde(&figures));
+    let (head, figures) = (Value::from(Serde(head)), Value::from(Serde(&figures)));
     let template = environment.get_template(NAME)?;
-    Ok(template.render(context! { machine, about, figures, note })?)
+    Ok(template.render(context! { head, figures })?)
 }
 
 fn show(figure: &Figure) -> Shown<'_> {
@@ -110,6 +121,7 @@ fn show(figure: &Figure) -> Shown<'_> {
     Shown {
         title: &figure.title,
         unit: figure.unit,
+        of: figure.of,
         paper: &figure.paper,
         series: &figure.series,
         is_grouped: figure.groups.iter().any(|group| group.bars.len() > 1),
@@ -120,12 +132,20 @@ fn show(figure: &Figure) -> Shown<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::figure, *};
+    use super::*;
+    use crate::benches::snapify::figure;
 
     #[test]
     fn a_page_has_all_figures() {
         let figures = figure::of_operations(&figure::tests::rows());
-        let html = render("2 processors", "3 rounds", &figures, "").expect("a page");
+        let head = Head {
+            title: "Snapify",
+            machine: "2 processors",
+            about: "3 rounds",
+            note_title: "",
+            note: "",
+        };
+        let html = render(&head, &figures).expect("a page");
         assert!(!html.contains("http://") && !html.contains("https://"));
         insta::assert_snapshot!(html);
     }
@@ -136,8 +156,24 @@ mod tests {
         figures[0].title = "<script>1</script>".into();
         figures[0].series[0] = "\"><i>";
         figures[0].groups[0].name = "a & b";
-        let html = render("<b>", "<u>", &figures, "<pre>").expect("a page");
-        for raw in ["<script", "\"><i>", "a & b", "<b>", "<u>", "<pre><pre>"] {
+        let head = Head {
+            title: "<i>",
+            machine: "<b>",
+            about: "<u>",
+            note_title: "<s>",
+            note: "<pre>",
+        };
+        let html = render(&head, &figures).expect("a page");
+        for raw in [
+            "<script",
+            "<i>",
+            "\"><i>",
+            "a & b",
+            "<b>",
+            "<u>",
+            "<s>",
+            "<pre><pre>",
+        ] {
             assert!(!html.contains(raw), "{raw}");
         }
         assert!(html.contains("a &amp; b"));
