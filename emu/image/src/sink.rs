@@ -73,6 +73,7 @@
 //! [`transport`](crate::transport).
 
 use std::{
+    fmt,
     io::{self, Write},
     ops::{Deref, Range},
 };
@@ -101,6 +102,12 @@ impl Filled {
     /// Where in the memory the bytes are.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
+    }
+}
+
+impl fmt::Debug for Filled {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_tuple("Filled").field(&self.range).finish()
     }
 }
 

@@ -2,17 +2,18 @@
 //! dies in time, and fails nobody else.
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     sync::Arc,
     thread,
 };
 
+use snaprig_image::{Filled, Memory, Pool, Sink};
 use snaprig_peers::{Address, Token};
 
 use snaprig_ppmr::{
     Buffers, Failure, Mode, Times,
     driver::{
-        source::{Moves, SourceNode},
+        source::{Moves, SourceNode, Writer},
         target::{Reader, Takes, TargetNode},
     },
 };
@@ -51,6 +52,7 @@ fn source(target: &TargetNode, mode: Mode, ranks: std::ops::Range<u32>) -> Sourc
         mode,
         times: times(),
         ranks: ranks.collect(),
+        lent_bytes: 2 << 20,
         ..Moves::default()
     };
     SourceNode::connect(&target.address(), &token(), moves).unwrap()
@@ -68,9 +70,13 @@ fn image(rank: u32) -> Vec<u8> {
     (0..(3 << 20) + rank as usize * 12_345).map(next).collect()
 }
 
+/// Half of all images are written where they are sent from.
 fn write(node: &SourceNode, rank: u32) -> thread::JoinHandle<Result<(), Failure>> {
     let (node, mut writer) = (node.clone(), node.writer(rank));
     thread::spawn(move || {
+        if rank.is_multiple_of(2) {
+            return lend(&node, rank, writer);
+        }
         for part in image(rank).chunks(10_000 + rank as usize * 7) {
             if writer.write_all(part).is_err() {
                 return node.wait(rank);
@@ -84,7 +90,50 @@ fn write(node: &SourceNode, rank: u32) -> thread::JoinHandle<Result<(), Failure>
     })
 }
 
-fn read(mut reader: Reader) -> thread::JoinHandle<(u32, std::io::Result<Vec<u8>>)> {
+/// Buffers that are longer than chunks, and some that are shorter, with memory of another kind among them.
+fn lend(node: &SourceNode, rank: u32, mut writer: Writer) -> Result<(), Failure> {
+    let mut lender = Lender(node.clone());
+    let mut lent = Pool::lent_by(&mut lender, 3, 100_000).unwrap();
+    let mut other = Pool::lent_by(&mut io::sink(), 1, 100_000).unwrap();
+    for (index, part) in image(rank)
+        .chunks(50_000 + rank as usize * 7_000)
+        .enumerate()
+    {
+        let pool = if index % 5 == 4 {
+            &mut other
+        } else {
+            &mut lent
+        };
+        let mut buffer = pool.take().unwrap();
+        let range = index..index + part.len();
+        buffer.bytes_mut()[range.clone()].copy_from_slice(part);
+        if writer.write_lent(buffer.filled(range)).is_err() {
+            return node.wait(rank);
+        }
+    }
+    writer.end();
+    let result = node.wait(rank);
+    assert!(!node.settle(rank), "all has been given back");
+    result
+}
+
+struct Lender(SourceNode);
+
+impl Sink for Lender {
+    fn memory(&mut self, bytes: usize) -> io::Result<Box<dyn Memory>> {
+        Ok(Box::new(self.0.lend(bytes)?))
+    }
+
+    fn write(&mut self, _: Filled) -> io::Result<()> {
+        unreachable!("it lends alone")
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        unreachable!("it lends alone")
+    }
+}
+
+fn read(mut reader: Reader) -> thread::JoinHandle<(u32, io::Result<Vec<u8>>)> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         let result = reader.read_to_end(&mut bytes);

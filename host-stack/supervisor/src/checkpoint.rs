@@ -195,6 +195,8 @@ pub struct NewImage<S: Sink> {
     /// What the next one builds on if this one is abandoned.
     before: Option<Lineage>,
     is_tracking: bool,
+    /// Most of it is copied while the tree runs.
+    is_ahead: bool,
     precopy: Precopy,
 }
 
@@ -206,14 +208,16 @@ impl NewImage<FileSink> {
         how: &CheckpointOptions,
         known: &mut History,
     ) -> Result<Self> {
-        Self::begin_with(round.round(), how, known, |header, options| {
+        let mut begun = Self::begin_with(round.round(), how, known, |header, options| {
             Ok(round.image(member, header, options)?)
-        })
+        })?;
+        begun.copy_ahead(known)?;
+        Ok(begun)
     }
 }
 
 impl<S: Sink> NewImage<S> {
-    /// An image that `start` makes.
+    /// An image that `start` makes. Nothing is in it yet.
     pub fn begin_with(
         round: u64,
         how: &CheckpointOptions,
@@ -243,7 +247,7 @@ impl<S: Sink> NewImage<S> {
             zstd: how.zstd,
             ..WriteOptions::new("image")
         };
-        let mut begun = Self {
+        Ok(Self {
             writer: start(&header, options)?,
             round,
             parent: lineage.as_ref().map(|lineage| lineage.round),
@@ -251,12 +255,22 @@ impl<S: Sink> NewImage<S> {
             spaces: lineage.map(|lineage| lineage.spaces).unwrap_or_default(),
             before,
             is_tracking,
+            is_ahead: is_tracking && how.mode == Mode::Background,
             precopy: Precopy::default(),
-        };
-        if is_tracking && how.mode == Mode::Background {
-            begun.precopy = precopy::copy(known, &mut begun.spaces, &mut begun.writer)?;
+        })
+    }
+
+    /// Whether memory is to be copied while the tree runs.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead
+    }
+
+    /// Copies memory while the tree runs, if it is to be.
+    pub fn copy_ahead(&mut self, known: &mut History) -> Result<()> {
+        if self.is_ahead {
+            self.precopy = precopy::copy(known, &mut self.spaces, &mut self.writer)?;
         }
-        Ok(begun)
+        Ok(())
     }
 
     /// The round that it builds on.
@@ -269,16 +283,8 @@ impl<S: Sink> NewImage<S> {
         known.abandoned(self.before, Some(self.spaces));
     }
 
-    /// The tree's largest memory, if it has been copied.
+    /// The tree's largest memory.
     pub fn large(&mut self) -> Vec<Piece> {
-        match self.precopy.passes {
-            0 => Vec::new(),
-            _ => self.large_pieces(),
-        }
-    }
-
-    /// The same, whether or not it has been copied.
-    pub fn large_pieces(&mut self) -> Vec<Piece> {
         precopy::large(&mut self.spaces)
     }
 

@@ -20,8 +20,8 @@ impl<R: Read> Reading<R> {
     }
 
     /// What it reads from.
-    pub fn into_inner(self) -> R {
-        self.from
+    pub fn get_ref(&self) -> &R {
+        &self.from
     }
 }
 

@@ -145,11 +145,6 @@ impl<S: Source> Reader<S> {
         &self.source
     }
 
-    /// The same, for who reads no more.
-    pub fn into_source(self) -> S {
-        self.source
-    }
-
     /// How many of its bytes have been read.
     pub fn offset(&self) -> u64 {
         self.grammar.offset()

@@ -41,6 +41,8 @@ pub trait Node: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub slot: u32,
+    /// Where its bytes are, if they are lent.
+    pub lent: Option<u64>,
     /// In the other one's pool.
     pub address: u64,
     pub bytes: u32,
@@ -157,6 +159,14 @@ impl Connection {
             Chunks::Socket(chunks) => chunks.put(piece),
             Chunks::Rdma(chunks) => chunks.put(piece),
         });
+    }
+
+    /// The other side is told that it may read what is lent here, or may not any more.
+    pub fn lend(&self, address: u64, bytes: Option<u32>) {
+        // An HCA knows no such limits: who reads what it was not told of has bytes that mean nothing.
+        if let Chunks::Socket(chunks) = &self.chunks {
+            chunks.lend(address, bytes);
+        }
     }
 
     /// The other side is told that it may put something into this chunk.

@@ -1,14 +1,20 @@
 //! The pool of a node: memory in chunks, all of it one mapping, which an HCA can know as one region.
 //!
-//! Peers and their HCAs may write here while it is read: it is copied, and nothing in Rust ever refers to it.
+//! Peers and their HCAs may write to chunks while they are read: those are copied, and nothing in Rust ever refers to them.
+//! Behind them is what a source's writers fill themselves ([`lent`](super::lent)), which nobody else writes to.
 
-use std::io;
+use std::{
+    io,
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::{Buffers, message::Remote};
 
+const PAGE_BYTES: usize = 4096;
 /// mmap(2): of no file.
 const MAP_ANONYMOUS: u32 = 0x20;
 
@@ -17,22 +23,36 @@ const MAP_ANONYMOUS: u32 = 0x20;
 pub struct Memory {
     region: MmapRegion,
     chunk_bytes: u32,
+    /// Where the next bytes begin that can be lent.
+    unlent: AtomicUsize,
 }
 
 impl Memory {
     /// Of so many chunks.
     pub fn new(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
-        Self::mapped(buffers, chunks, MapFlags::PRIVATE)
+        Self::lending(buffers, chunks, 0)
+    }
+
+    /// The same, with as many bytes more to lend.
+    pub fn lending(buffers: &Buffers, chunks: u32, bytes: usize) -> io::Result<Self> {
+        Self::mapped(buffers, (chunks, bytes), MapFlags::PRIVATE)
     }
 
     /// The same, which the child of a fork(2) has as well.
     pub fn shared(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
-        Self::mapped(buffers, chunks, MapFlags::SHARED)
+        Self::mapped(buffers, (chunks, 0), MapFlags::SHARED)
     }
 
-    fn mapped(buffers: &Buffers, chunks: u32, whose: MapFlags) -> io::Result<Self> {
+    fn mapped(
+        buffers: &Buffers,
+        (chunks, lent_bytes): (u32, usize),
+        whose: MapFlags,
+    ) -> io::Result<Self> {
         let chunk_bytes = buffers.chunk_bytes;
-        let bytes = (chunks as usize).checked_mul(chunk_bytes as usize);
+        let pool = (chunks as usize).checked_mul(chunk_bytes as usize);
+        let pool = pool.and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
+        let pool = pool.ok_or(io::ErrorKind::OutOfMemory)?;
+        let bytes = pool.checked_add(lent_bytes);
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = (whose | MapFlags::NORESERVE).bits() | MAP_ANONYMOUS;
@@ -40,7 +60,29 @@ impl Memory {
         Ok(Self {
             region: region.map_err(io::Error::other)?,
             chunk_bytes,
+            unlent: AtomicUsize::new(pool),
         })
+    }
+
+    /// So many bytes, whole pages, which are nobody else's from now on; none: there are no more.
+    pub fn lend(&self, bytes: usize) -> Option<Range<usize>> {
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES)?;
+        let end =
+            |start: usize| Some(start.checked_add(bytes)?).filter(|end| *end <= self.region.size());
+        let ordering = Ordering::Relaxed;
+        let lent = self.unlent.fetch_update(ordering, ordering, end);
+        lent.ok().map(|start| start..start + bytes)
+    }
+
+    /// Some bytes, of whatever they are.
+    pub fn at(&self, address: u64, bytes: u32) -> Option<VolatileSlice<'_>> {
+        let from = usize::try_from(address).ok()?;
+        self.region.get_slice(from, bytes as usize).ok()
+    }
+
+    /// Where a chunk begins, as peers name it.
+    pub fn address(&self, slot: u32) -> u64 {
+        u64::from(slot) * u64::from(self.chunk_bytes)
     }
 
     /// Where peers find it.
@@ -49,7 +91,6 @@ impl Memory {
     }
 
     /// All of it.
-    #[cfg(feature = "rdma")]
     pub fn region(&self) -> &MmapRegion {
         &self.region
     }
@@ -78,6 +119,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_lent_is_nobody_elses() {
+        let memory = Memory::lending(&Buffers::default(), 2, 3 * PAGE_BYTES).unwrap();
+        let lent = [1, PAGE_BYTES + 1, 1].map(|bytes| memory.lend(bytes));
+        let pool = 256 << 10;
+        let [end, all] = [pool + PAGE_BYTES, pool + 3 * PAGE_BYTES];
+        assert_eq!(lent, [Some(pool..end), Some(end..all), None]);
+        assert!(memory.at(pool as u64, 3 * PAGE_BYTES as u32).is_some());
+        assert!(memory.at(pool as u64, 3 * PAGE_BYTES as u32 + 1).is_none());
+        // No chunk is there.
+        assert_eq!(memory.slot_at(pool as u64, 128 << 10), None);
+    }
+
+    #[test]
     fn no_part_is_outside_of_its_chunk() {
         let buffers = Buffers {
             pool_bytes: 300,
@@ -89,6 +143,7 @@ mod tests {
             assert!(memory.part(slot, at, bytes).is_none());
         }
         assert_eq!(memory.slot_at(200, 100), Some(2));
+        assert_eq!(memory.lend(1), None);
         for (address, bytes) in [(300, 1), (1, 1), (0, 101), (u64::MAX, 0)] {
             assert_eq!(memory.slot_at(address, bytes), None);
         }

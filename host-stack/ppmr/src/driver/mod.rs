@@ -13,6 +13,7 @@
 //! | `tcp` | chunks over a socket of their own |
 //! | `rdma` | chunks by RDMA (feature `rdma`) |
 //! | `memory` | the pool of a node |
+//! | [`lent`] | memory of a source that whoever writes an image fills |
 //! | `outbox` | messages that are to leave |
 //! | `queue` | what waits for a thread |
 //! | `waiting` | threads that wait for a stream |
@@ -26,6 +27,7 @@ pub mod common;
 mod connection;
 mod door;
 mod greeting;
+pub mod lent;
 mod memory;
 mod outbox;
 mod queue;
@@ -47,7 +49,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{connection::Connection, memory::Memory, outbox::Outbox, waiting::Waiting};
+use self::{connection::Connection, lent::Kept, memory::Memory, outbox::Outbox, waiting::Waiting};
 use crate::{Failure, Ns};
 
 /// Time passes at least so often, whatever a machine waits for.
@@ -95,6 +97,8 @@ struct After {
     said: Vec<Arc<Outbox>>,
     /// Connections that are to end: their end is told, too.
     gone: Vec<Connection>,
+    /// What writers had lent.
+    given_back: Vec<Kept>,
     /// Those whom something was given to. Woken under the lock, they would run into it.
     woken: Vec<Thread>,
 }
@@ -109,7 +113,7 @@ impl After {
 
     fn finish(self) {
         self.said.iter().for_each(|outbox| outbox.flush());
-        drop(self.gone);
+        drop((self.gone, self.given_back));
         self.woken.iter().for_each(Thread::unpark);
     }
 }

@@ -1,6 +1,7 @@
 //! A source at work: writers fill chunks, which go to the target.
 
 use std::{
+    any::Any,
     collections::{BTreeMap, VecDeque},
     io::{self, Write},
     sync::Arc,
@@ -8,20 +9,23 @@ use std::{
     time::Instant,
 };
 
+use snaprig_image::Filled;
 use snaprig_peers::{Address, Token};
 
 use super::{
     After, Shared, Since, State,
     agree::{Side, Ways},
     connection::{Connection, Node, Piece},
-    door, failed, lock,
+    door, failed,
+    lent::{Kept, Lent},
+    lock,
     memory::Memory,
     transport::{Port, Transport},
     waiting::Waiting,
 };
 use crate::{
     Buffers, Digest, Failure, Mode, Ns, Source, Times,
-    message::{ToSource, ToTarget},
+    message::{Remote, ToSource, ToTarget},
     source::{Config, Input, Output},
 };
 
@@ -40,6 +44,8 @@ pub struct Moves {
     pub transport: Transport,
     /// By which port, if by RDMA.
     pub port: Port,
+    /// How much memory can be lent ([`SourceNode::lend`]).
+    pub lent_bytes: usize,
 }
 
 /// A source, connected to its target.
@@ -55,6 +61,8 @@ struct Sending {
     /// What writers that wait are given.
     given: BTreeMap<u32, Result<Room, Failure>>,
     over: BTreeMap<u32, Result<(), Failure>>,
+    /// What is on its way that was lent, by the process and the chunk that would have it.
+    lent: BTreeMap<(u32, u32), OnLoan>,
     waiting: Waiting<u32>,
     is_over: bool,
 }
@@ -68,6 +76,14 @@ enum Peer {
     Nobody,
     /// It is to end, or has ended.
     Gone,
+}
+
+/// Memory of a writer's that is on its way.
+#[derive(Debug)]
+struct OnLoan {
+    address: u64,
+    bytes: u32,
+    kept: Kept,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +145,23 @@ impl SourceNode {
         }
     }
 
+    /// Memory for writers to fill ([`Writer::write_lent`]); an error of kind `OutOfMemory`: [no more](Moves::lent_bytes) can be
+    /// lent.
+    pub fn lend(&self, bytes: usize) -> io::Result<Lent> {
+        Lent::new(&self.0.memory, bytes)
+    }
+
+    /// Waits until some of what a process has lent is given back; false: it has lent nothing.
+    pub fn settle(&self, rank: u32) -> bool {
+        let mut state = lock(&self.0.state);
+        let count = |state: &Sending| state.lent_by(rank).count();
+        let before = count(&state);
+        while count(&state) == before && before > 0 {
+            state = self.0.wait(state, rank);
+        }
+        before > 0
+    }
+
     /// Waits until a process's stream is at the target and was read there, or has failed.
     pub fn wait(&self, rank: u32) -> Result<(), Failure> {
         let mut state = lock(&self.0.state);
@@ -151,7 +184,8 @@ impl SourceNode {
 fn shared(moves: Moves) -> io::Result<Arc<Shared<Sending>>> {
     let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
     let chunks = moves.buffers.chunks_for(moves.ranks.len());
-    let memory = Arc::new(Memory::new(&moves.buffers, chunks.map_err(invalid)?)?);
+    let chunks = chunks.map_err(invalid)?;
+    let memory = Arc::new(Memory::lending(&moves.buffers, chunks, moves.lent_bytes)?);
     let config = Config {
         buffers: moves.buffers,
         pool: memory.remote(),
@@ -166,6 +200,7 @@ fn shared(moves: Moves) -> io::Result<Arc<Shared<Sending>>> {
         next: VecDeque::new(),
         given: BTreeMap::new(),
         over: BTreeMap::new(),
+        lent: BTreeMap::new(),
         waiting: Waiting::default(),
         is_over: false,
     };
@@ -212,15 +247,26 @@ impl Sending {
                 bytes,
             } => self.give(rank, Ok(Room { slot, at, bytes }), after),
             Output::NoRoom { rank, failure } => self.give(rank, Err(failure), after),
-            // Nobody lends anything here.
-            Output::GiveBack { .. } => {}
+            Output::GiveBack { rank, slot } => {
+                if let Some(own) = self.lent.remove(&(rank, slot)) {
+                    if let Peer::Target(connection) = &self.peer {
+                        connection.lend(own.address, None);
+                    }
+                    after.given_back.push(own.kept);
+                    after.woken.extend(self.waiting.take(&rank));
+                }
+            }
             Output::Put {
-                slot, bytes, to, ..
+                slot,
+                lent,
+                bytes,
+                to,
             } => {
                 let address = to.address;
                 if let Peer::Target(connection) = &self.peer {
                     connection.put(Piece {
                         slot,
+                        lent: lent.map(|at| at.address),
                         address,
                         bytes,
                     });
@@ -234,9 +280,18 @@ impl Sending {
             Output::Over => {
                 self.disconnect(after);
                 self.is_over = true;
+                let lent = std::mem::take(&mut self.lent).into_values();
+                after.given_back.extend(lent.map(|own| own.kept));
                 after.woken.extend(self.waiting.take_all());
             }
         }
+    }
+
+    /// What a process has on loan.
+    fn lent_by(&self, rank: u32) -> impl Iterator<Item = &OnLoan> {
+        self.lent
+            .range((rank, 0)..=(rank, u32::MAX))
+            .map(|(_, own)| own)
     }
 
     fn give(&mut self, rank: u32, room: Result<Room, Failure>, after: &mut After) {
@@ -315,6 +370,59 @@ impl Writer {
         self.is_ended = true;
         let (rank, checksum) = (self.rank, self.digest.checksum());
         self.shared.tell(Input::End { rank, checksum });
+    }
+
+    /// Writes memory that its source has [lent](SourceNode::lend), without copying it: it is dropped when nobody reads it any
+    /// more. Other memory is copied.
+    pub fn write_lent(&mut self, filled: Filled) -> io::Result<()> {
+        let memory: &dyn Any = filled.memory();
+        let lent = memory.downcast_ref::<Lent>();
+        let Some(start) = lent.and_then(|lent| lent.address_in(&self.shared.memory)) else {
+            self.write_all(&filled)?;
+            return self.flush();
+        };
+        self.flush()?;
+        self.digest.update(&filled);
+        let all = start + filled.range().start as u64..start + filled.range().end as u64;
+        let kept = Kept::new(filled);
+        let mut address = all.start;
+        while address < all.end {
+            let room = self.room()?;
+            let left = u32::try_from(all.end - address).unwrap_or(u32::MAX);
+            let bytes = left.min(room.bytes);
+            self.lend(
+                room,
+                OnLoan {
+                    address,
+                    bytes,
+                    kept: kept.clone(),
+                },
+            )?;
+            address += u64::from(bytes);
+        }
+        Ok(())
+    }
+
+    /// A piece goes on its way, instead of a chunk.
+    fn lend(&mut self, room: Room, own: OnLoan) -> io::Result<()> {
+        self.room = None;
+        let rank = self.rank;
+        let at = Remote {
+            address: own.address,
+            ..self.shared.memory.remote()
+        };
+        let bytes = own.bytes;
+        let mut state = lock(&self.shared.state);
+        if let Some(Err(failure)) = state.over.get(&rank) {
+            return Err(failed(*failure));
+        }
+        if let Peer::Target(connection) = &state.peer {
+            connection.lend(own.address, Some(bytes));
+        }
+        state.lent.insert((rank, room.slot), own);
+        let input = Input::Lent { rank, at, bytes };
+        self.shared.tell_locked(state, input);
+        Ok(())
     }
 
     /// Gives room as it is, no more than this: a pipeline is measured without its writers. How much it was. The checksum of the

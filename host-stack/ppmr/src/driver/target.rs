@@ -167,11 +167,11 @@ impl TargetNode {
             state.begin = None;
             self.shared.ticks.notify_all();
             After {
-                said: Vec::new(),
                 gone: std::mem::take(&mut state.connections)
                     .into_values()
                     .collect(),
                 woken: state.waiting.take_all(),
+                ..After::default()
             }
         };
         after.finish();
@@ -245,6 +245,7 @@ impl State for Taking {
                     if let Some(own) = self.connections.get(&connection) {
                         own.pull(Piece {
                             slot,
+                            lent: None,
                             address,
                             bytes,
                         });

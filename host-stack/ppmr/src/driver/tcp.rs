@@ -101,8 +101,8 @@ fn nonsense() -> io::Error {
 #[derive(Clone, Copy, Debug)]
 struct Job {
     head: Head,
-    /// The chunk whose first bytes follow.
-    from: Option<u32>,
+    /// Where the bytes are that follow.
+    from: Option<u64>,
 }
 
 /// What the other side may say about chunks.
@@ -116,6 +116,8 @@ struct Agreed {
     expected: BTreeSet<u32>,
     /// Whether it may read all others: what is in a source's pool is on its way to its target.
     is_readable: bool,
+    /// What it may read beside chunks: where that begins, and how many bytes it has.
+    lent: BTreeMap<u64, u32>,
 }
 
 impl Agreed {
@@ -124,8 +126,9 @@ impl Agreed {
         let slot = head.slot;
         let is_agreed = match head.what {
             What::Read => {
-                let slot = memory.slot_at(head.address, head.bytes)?;
-                return self.is_readable.then_some(slot);
+                let is_lent = self.lent.get(&head.address) == Some(&head.bytes);
+                let is_there = is_lent || memory.slot_at(head.address, head.bytes).is_some();
+                return (self.is_readable && is_there).then_some(slot);
             }
             What::Write => {
                 let slot = memory.slot_at(head.address, head.bytes)?;
@@ -143,6 +146,7 @@ impl Agreed {
 pub struct Chunks {
     jobs: Queue<Job>,
     agreed: Arc<Mutex<Agreed>>,
+    memory: Arc<Memory>,
     socket: Stream,
 }
 
@@ -178,6 +182,7 @@ impl Chunks {
         let chunks = Self {
             jobs,
             agreed,
+            memory: memory.clone(),
             socket,
         };
         Ok((chunks, threads))
@@ -192,14 +197,16 @@ impl Chunks {
     /// Whether a chunk can be sent.
     pub fn put(&self, piece: Piece) -> bool {
         lock(&self.agreed).puts.insert(piece.slot);
-        self.ask(What::Write, piece, Some(piece.slot))
+        let from = piece.lent.unwrap_or(self.memory.address(piece.slot));
+        self.ask(What::Write, piece, Some(from))
     }
 
-    fn ask(&self, what: What, piece: Piece, from: Option<u32>) -> bool {
+    fn ask(&self, what: What, piece: Piece, from: Option<u64>) -> bool {
         let Piece {
             slot,
             address,
             bytes,
+            ..
         } = piece;
         let head = Head {
             what,
@@ -208,6 +215,15 @@ impl Chunks {
             bytes,
         };
         self.jobs.leave(Job { head, from })
+    }
+
+    /// This may be read, or may not any more.
+    pub fn lend(&self, address: u64, bytes: Option<u32>) {
+        let lent = &mut lock(&self.agreed).lent;
+        match bytes {
+            Some(bytes) => lent.insert(address, bytes),
+            None => lent.remove(&address),
+        };
     }
 
     /// A chunk may be put.
@@ -242,7 +258,7 @@ impl Threads {
 
 fn send(mut jobs: Taker<Job>, memory: &Memory, to: Stream) -> io::Result<()> {
     while let Some(Job { head, from }) = jobs.take() {
-        let bytes = from.and_then(|slot| memory.part(slot, 0, head.bytes));
+        let bytes = from.and_then(|address| memory.at(address, head.bytes));
         send_head(&to, head, bytes.is_some())?;
         if let Some(bytes) = bytes {
             to.as_fd().write_all_volatile(&bytes).map_err(failed)?;
@@ -295,7 +311,8 @@ fn receive(
                 continue;
             }
         };
-        answer(Head { what, ..head }, (what == What::Here).then_some(slot))?;
+        let from = (what == What::Here).then_some(head.address);
+        answer(Head { what, ..head }, from)?;
     }
 }
 

@@ -136,6 +136,7 @@ impl DepartingTree<'_, '_> {
         let mut image = NewImage::begin_with(number, &how, &mut of.known, |header, options| {
             Ok(Writer::new(sent, header, options)?)
         })?;
+        image.copy_ahead(&mut of.known)?;
         let last = |known: &mut _| image.catch_up(known);
         let (known, plugins) = (&mut of.known, &of.parts.plugins);
         let own = PluginFiles::make(&of.parts.directory)?;

@@ -4,7 +4,7 @@
 use std::{
     fs::File,
     io::{self, Read},
-    os::unix::fs::FileExt,
+    os::{fd::BorrowedFd, unix::fs::FileExt},
 };
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -62,6 +62,14 @@ impl Coming {
         Ok(())
     }
 
+    /// What can be read when more of it is there, if it comes by itself.
+    pub fn comes(&self) -> Option<BorrowedFd<'_>> {
+        match self.reader.source().get_ref() {
+            Front::Memory { .. } => None,
+            Front::Incoming(incoming) => incoming.comes(),
+        }
+    }
+
     fn is_at_its_front(&self) -> bool {
         self.reader.batches() == 0
     }
@@ -73,8 +81,8 @@ impl Coming {
         Ok((self.staging, self.kept))
     }
 
-    /// Whether there is more.
-    fn next(&mut self) -> Result<bool> {
+    /// Waits for the next piece of it; whether there was one.
+    pub fn next(&mut self) -> Result<bool> {
         let Some(piece) = self.reader.next()? else {
             return Ok(false);
         };

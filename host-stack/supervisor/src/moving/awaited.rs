@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    os::fd::BorrowedFd,
     path::PathBuf,
 };
 
@@ -129,6 +130,22 @@ impl Awaited {
         coming.take(ahead)?;
         *self = Self::Coming(coming);
         Ok(())
+    }
+
+    /// What is ready to be read when more of an image is there that is read as it comes.
+    pub fn comes(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Coming(coming) => coming.comes(),
+            _ => None,
+        }
+    }
+
+    /// Reads what is there of it, or a little more.
+    pub fn read_some(&mut self) -> Result<()> {
+        match self {
+            Self::Coming(coming) => coming.next().map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// The tree stands still: what of it has been read, and its image.

@@ -5,7 +5,7 @@
 use std::{
     fs,
     io::{self, PipeReader, PipeWriter, Read, Write},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     process,
     sync::{Arc, OnceLock},
@@ -115,6 +115,15 @@ struct Come {
     staging: Staging,
 }
 
+/// What there is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ready {
+    /// The source has said something.
+    Said,
+    /// More of the image has come.
+    Comes,
+}
+
 struct Heir<'a> {
     job: &'a Job,
     moves: Moves,
@@ -154,7 +163,11 @@ impl Heir<'_> {
         let handover = Handover::accept(listener)?;
         handover.wait_no_longer_than(patience)?;
         loop {
-            self.wait(&handover, ordered)?;
+            // The pools of its pipeline hold no more than they do: nobody waits until all of it is there.
+            if self.wait_for(&handover, awaited.comes(), ordered)? == Ready::Comes {
+                awaited.read_some()?;
+                continue;
+            }
             match handover.receive()? {
                 Came::Ahead(ahead, image) => {
                     awaited.take(ahead, image)?;
@@ -175,15 +188,32 @@ impl Heir<'_> {
 
     /// Until more comes; not if the order has ended.
     fn wait(&self, from: &impl AsFd, ordered: &PipeReader) -> Result<()> {
-        let mut ready = [
+        self.wait_for(from, None, ordered).map(drop)
+    }
+
+    /// The same, of an image, too.
+    fn wait_for(
+        &self,
+        from: &impl AsFd,
+        comes: Option<BorrowedFd<'_>>,
+        ordered: &PipeReader,
+    ) -> Result<Ready> {
+        let mut ready = vec![
             PollFd::new(from, PollFlags::IN),
             PollFd::new(ordered, PollFlags::IN),
         ];
+        ready.extend(comes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         loop {
-            match poll(&mut ready, None) {
+            let count = poll(&mut ready, None);
+            let is_ready = |at: usize| {
+                let one = ready.get(at);
+                one.is_some_and(|one| one.revents().contains(PollFlags::IN))
+            };
+            match count {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed(error)),
-                Ok(_) if ready[0].revents().contains(PollFlags::IN) => return Ok(()),
+                Ok(_) if is_ready(0) => return Ok(Ready::Said),
+                Ok(_) if is_ready(2) => return Ok(Ready::Comes),
                 Ok(_) => {
                     return Err(Error::Job {
                         what: format!("{} has not come", self.moves.member),

@@ -17,7 +17,7 @@ use std::{
     fs::File,
     io::{self, Read, Write},
     net::SocketAddr,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     process,
     sync::mpsc::{Sender, channel},
     thread,
@@ -166,6 +166,11 @@ impl Incoming {
             Said::Whole => Ok(()),
             _ => Err(failed(io::ErrorKind::InvalidData)),
         }
+    }
+
+    /// What can be read when more of it has come; none: all has.
+    pub fn comes(&self) -> Option<BorrowedFd<'_>> {
+        (!self.is_whole).then(|| self.socket.as_fd())
     }
 
     /// What is said next, if it goes on.

@@ -91,21 +91,25 @@ impl Leaving {
         let handover = self.handover.insert(Handover::connect(&self.note.heir)?);
         let memory = self.memory.as_ref().map(AsFd::as_fd);
         handover.wait_no_longer_than(job.board.patience)?;
-        let large = begun.large();
-        let is_ahead = !large.is_empty();
-        if is_ahead {
+        let is_ahead = begun.is_ahead();
+        // Its heir reads what comes from then on; here nobody waits for it but where all of it is to be there.
+        let is_read = |begun: &mut NewImage<_>, large| {
             let written = Some(begun.settle()?);
             handover.send_ahead(Ahead { large, written }, memory)?;
-            handover.wait_until_read()?;
+            handover.wait_until_read()
+        };
+        if is_ahead {
+            let large = begun.large();
+            is_read(begun, large)?;
+            begun.copy_ahead(known)?;
+            is_read(begun, Vec::new())?;
         }
         job.board.meet("copied")?;
         let ready = PreparedTree::look(PURPOSE, known, plugins, directory, Some(job), Span::Save)?;
         self.ready = Some(ready);
-        begun.catch_up(known)?;
         if is_ahead {
-            let (large, written) = (Vec::new(), Some(begun.settle()?));
-            handover.send_ahead(Ahead { large, written }, memory)?;
-            handover.wait_until_read()?;
+            begun.catch_up(known)?;
+            is_read(begun, Vec::new())?;
         }
         Ok(())
     }
@@ -128,7 +132,7 @@ impl Leaving {
         };
         let stopped = self.stopped.insert(stopped);
         if self.note.way.is_read_at_once() {
-            let large = begun.large_pieces();
+            let large = begun.large();
             let written = None;
             handover.send_ahead(Ahead { large, written }, None)?;
         }

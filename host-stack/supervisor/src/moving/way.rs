@@ -19,7 +19,7 @@ use std::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::image::FileSink;
-use snaprig_image::Sink;
+use snaprig_image::{Filled, Memory, Sink};
 use snaprig_peers::{Address, Token};
 use snaprig_ppmr::{
     Buffers, Mode,
@@ -34,6 +34,8 @@ use super::scp::Scp;
 
 /// The stream of a tree's image: a source has no other.
 const RANK: u32 = 0;
+/// What is lent for all buffers of an image's writer: those below, and its own.
+const LENT_BYTES: usize = 8 * (5 << 20);
 
 /// The fastest there is but for those that hardly compress.
 const ZSTD_LEVEL: i32 = 1;
@@ -205,6 +207,7 @@ impl Pipe {
             },
             mode: to.mode,
             ranks: vec![RANK],
+            lent_bytes: LENT_BYTES,
             ..Moves::default()
         };
         let node = SourceNode::connect(&to.target, &Token::new(to.secret), moves)?;
@@ -214,13 +217,18 @@ impl Pipe {
 }
 
 impl Sink for Pipe {
-    fn write(&mut self, bytes: snaprig_image::Filled) -> std::io::Result<()> {
-        use std::io::Write;
+    fn memory(&mut self, bytes: usize) -> std::io::Result<Box<dyn Memory>> {
+        Ok(Box::new(self.node.lend(bytes)?))
+    }
+
+    fn write(&mut self, bytes: Filled) -> std::io::Result<()> {
         let ended = std::io::ErrorKind::BrokenPipe;
         let writer = self.writer.as_mut().ok_or(ended)?;
-        writer.write_all(&bytes)?;
-        // Whoever reads what there is need not wait for what fills the chunk.
-        writer.flush()
+        writer.write_lent(bytes)
+    }
+
+    fn settle(&mut self) -> std::io::Result<bool> {
+        Ok(self.node.settle(RANK))
     }
 
     fn finish(&mut self) -> std::io::Result<()> {

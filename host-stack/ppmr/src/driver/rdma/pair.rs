@@ -196,7 +196,10 @@ impl Pair {
         let device = self.device.clone();
         let (base, rkey) = self.remote;
         let there = base.checked_add(piece.address);
-        let here = device.memory.part(piece.slot, 0, piece.bytes);
+        let here = match piece.lent {
+            Some(address) => device.memory.at(address, piece.bytes),
+            None => device.memory.part(piece.slot, 0, piece.bytes),
+        };
         let (Some(there), Some(here)) = (there, here) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };

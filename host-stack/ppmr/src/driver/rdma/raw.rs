@@ -27,8 +27,8 @@ pub fn register(
 ) -> Result<Arc<MemoryRegion>, RegisterMemoryRegionError> {
     let region = memory.region();
     // SAFETY: these bytes are one mapping, which stays for as long as the memory does: [`super::Device`] has both, and drops
-    // the region first. The device reads and writes them at any time, as the other side says; in Rust they are copied by
-    // address alone (`vm_memory`), and no reference to them is ever there.
+    // the region first. The device reads and writes chunks at any time, as the other side says; in Rust they are copied by
+    // address alone (`vm_memory`), and no reference to them is ever there. What a source lends it only reads.
     unsafe { domain.reg_mr(region.as_ptr() as usize, region.size(), access) }
 }
 
@@ -40,7 +40,7 @@ pub fn use_part(
 ) {
     let address = part.ptr_guard_mut().as_ptr() as u64;
     // SAFETY: the part is of the pool that the region is of, or the device refuses it by its key; and it is never referred to
-    // in Rust, as above.
+    // in Rust, or only read, as above.
     unsafe { request.setup_sge(region.lkey(), address, part.len() as u32) }
 }
 
