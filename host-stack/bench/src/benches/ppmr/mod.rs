@@ -3,7 +3,7 @@
 //!
 //! | part | what is measured |
 //! |---|---|
-//! | [`bandwidth`] | stages of the pipeline alone, and all of it (section V-B, Figures 6 to 8) |
+//! | `bandwidth` | stages of the pipeline alone, and all of it (section V-B, Figures 6 to 8) |
 //!
 //! Everything is measured once a run, and what is compared is neighbours in the same run; `--only` chooses by the names that
 //! JSON has. `--report` writes figures as a page with plots ([`crate::report`]).
