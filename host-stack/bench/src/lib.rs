@@ -39,6 +39,7 @@ pub mod compile;
 pub mod host;
 pub mod options;
 mod progress;
+pub mod report;
 pub mod table;
 
 pub use self::choice::{Bench, BenchWith, Choice};

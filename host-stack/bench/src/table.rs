@@ -73,9 +73,7 @@ struct Report {
 
 /// Prints the rows of so many runs, with their ratios.
 pub fn print(mut rows: Vec<Row>, runs: u16, pinned: bool, json: bool) -> Result<(), AnyError> {
-    for row in &mut rows {
-        row.ratio = row.spread();
-    }
+    complete(&mut rows);
     if json {
         let report = Report { runs, pinned, rows };
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -83,6 +81,13 @@ pub fn print(mut rows: Vec<Row>, runs: u16, pinned: bool, json: bool) -> Result<
         print!("{}", table(&rows));
     }
     Ok(())
+}
+
+/// Fills ratios in.
+pub fn complete(rows: &mut [Row]) {
+    for row in rows {
+        row.ratio = row.spread();
+    }
 }
 
 impl Row {
@@ -124,7 +129,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 }
 
 /// The table, 80 columns wide.
-fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<19} {:>9}  {:<13} {:>9} {:<17} {}\n",
         "measure", "ours", "baseline", "", "ratio", "aim"

@@ -4,6 +4,7 @@ pub mod card;
 pub mod ckpt;
 pub mod ckpt_ib;
 pub mod coi;
+pub mod ppmr;
 pub mod scif;
 pub mod sim;
 pub mod snapify;
@@ -19,6 +20,7 @@ pub static ALL: &[&dyn Bench] = &[
     &ckpt::BENCH,
     &ckpt_ib::BENCH,
     &coi::BENCH,
+    &ppmr::BENCH,
     &scif::BENCH,
     &snapify::BENCH,
     &snapify_io::BENCH,

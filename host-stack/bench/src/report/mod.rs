@@ -1,0 +1,3 @@
+//! Figures of benchmarks, as text.
+
+pub mod figure;
