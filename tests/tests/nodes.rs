@@ -131,6 +131,54 @@ fn nodes_have_names_and_networks_and_go_with_their_launcher() {
 }
 
 #[test]
+#[cfg_attr(not(is_root), ignore = "root makes networks")]
+fn links_have_the_rate_that_is_asked_for() {
+    let script = "cd $SNAPRIG_NODES\n\
+        ./rsh node1 'exec timeout 60 iperf -s' > /dev/null & server=$!\n\
+        for try in 1 2 3 4 5 6 7 8 9; do\n\
+            ./rsh node2 'iperf -c 10.77.0.1 -n 4M -y C' 2> /dev/null | grep . && break; sleep 0.2\n\
+        done\n\
+        kill $server";
+    let said = output(&mut nodes(
+        &["2", "--link", "64mbit"],
+        &["sh", "-c", script],
+    ));
+    let rate = said
+        .trim()
+        .rsplit(',')
+        .next()
+        .and_then(|rate| rate.parse::<f64>().ok());
+    // Its own clock begins with the first byte: what fits into buffers is there at once.
+    assert!(
+        rate.is_some_and(|rate| (1e6..90e6).contains(&rate)),
+        "{said}"
+    );
+}
+
+#[test]
+fn links_without_a_rate_or_without_tc_are_refused() {
+    let refused = |mut nodes: Command| {
+        let refused = nodes.output().expect("it starts");
+        assert!(!refused.status.success());
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    let said = refused(nodes(&["1", "--link", "1g"], &["true"]));
+    assert!(said.contains("1g: not a rate; write 1gbit"), "{said}");
+    let programs = tempfile::tempdir().expect("a directory");
+    let ip = ["/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip"];
+    if let Some(ip) = ip.iter().find(|ip| Path::new(ip).exists()) {
+        std::os::unix::fs::symlink(ip, programs.path().join("ip")).expect("a link");
+    }
+    let mut without = nodes(&["1", "--link", "1gbit"], &["/bin/true"]);
+    without.env("PATH", programs.path());
+    let said = refused(without);
+    assert!(
+        said.contains("tc(8)") || said.contains("root and ip(8)"),
+        "{said}"
+    );
+}
+
+#[test]
 fn open_mpi_starts_its_ranks_on_nodes_and_they_compute_over_their_hcas() {
     let scratch = tempfile::tempdir().expect("a directory");
     let program = scratch.path().join("mpi");

@@ -29,6 +29,21 @@ fn migrate(job: &Path, from: &str, to: &str, how: &[&str]) -> serde_json::Value 
     serde_json::from_slice(&migrated.stdout).expect("JSON")
 }
 
+/// The file system of a directory, as findmnt(8) has it.
+fn file_system(directory: &Path) -> String {
+    let mut findmnt = Command::new("findmnt");
+    findmnt.args([
+        "--noheadings",
+        "--raw",
+        "--output",
+        "FSTYPE,SOURCE",
+        "--target",
+    ]);
+    let found = findmnt.arg(directory).output().expect("util-linux has it");
+    let found = String::from_utf8_lossy(&found.stdout).into_owned();
+    found.trim().replacen(' ', ", ", 1)
+}
+
 /// There and back, each time by the next of these ways; no image is left.
 fn comes_and_goes(kernel: &str, ways: &[&[&str]]) {
     let _alone = one_job();
@@ -46,6 +61,12 @@ fn comes_and_goes(kernel: &str, ways: &[&[&str]]) {
             &[*way, &["--files", path]].concat(),
         );
         assert_eq!(migrated["to"], places[1]);
+        let said = migrated["strategy"].as_str().expect("a name");
+        let strategy = way.get(1).unwrap_or(&"ppmr");
+        match *strategy {
+            "ppmr" => assert_eq!(said, "ppmr"),
+            by_file => assert_eq!(said, format!("{by_file} ({})", file_system(&files))),
+        }
         assert!(migrated["blackout_ms"].as_f64() <= migrated["took_ms"].as_f64());
         places.reverse();
     }
@@ -79,6 +100,40 @@ migrations! {
         &["--strategy", "shared"],
     ];
     again_and_again: "sp", &[&[], &[], &[]];
+}
+
+/// What scp takes goes from the node where processes are, though they have the network of the one that they were on first.
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_file = "/usr/sbin/sshd"),
+    ignore = "sshd is not installed (ci/setup)"
+)]
+#[cfg_attr(not(is_root), ignore = "root makes networks")]
+fn files_go_over_links_there_and_back() {
+    // A few times as slow as a machine that is busy with other tests.
+    const LINK: [&str; 2] = ["--link", "40mbit"];
+    const BYTES_A_MS: f64 = 40e6 / 8.0 / 1e3;
+    /// What two ranks have of their own, at least.
+    const BYTES_MIN: f64 = 6e6;
+    let _alone = one_job();
+    let mut job = JobOnNodes::launched_over("lu", &LINK, &SLOWLY);
+    for (from, to) in [("node3", "node5"), ("node5", "node3")] {
+        let migrated = migrate(&job.job(), from, to, &["--strategy", "local"]);
+        let steps = migrated["members"][0]["steps_ms"].as_array().cloned();
+        let steps = steps.expect("steps");
+        let write = steps.iter().find(|step| step[0] == "write");
+        let took_ms = write.and_then(|step| step[1].as_f64()).expect("a step");
+        assert!(took_ms > BYTES_MIN / BYTES_A_MS, "{migrated}");
+    }
+    assert_eq!(job.ended(), job.kernel.golden);
 }
 
 /// A small file system, for as long as a test runs.

@@ -2,6 +2,7 @@
 
 mod branch;
 pub mod job;
+mod mounted;
 pub mod strategy;
 
 use std::{ffi::OsString, os::fd::OwnedFd, path::PathBuf, process::ExitCode, time::Duration};

@@ -16,6 +16,7 @@ use snaprig_fabric::{
     Fabric, Node, Nodes,
     nodes::{
         self,
+        link::BitRate,
         requests::{self, LOOK_EVERY, Peopled, REQUESTS, REQUESTS_ENV, Request, Wanted, quoted},
     },
     place::{HCAS_MAX, Place, parse_models},
@@ -44,6 +45,10 @@ pub struct Options {
     /// Nodes share nothing but TCP: each has a daemon of its own, which carries the packets of its HCAs
     #[arg(long)]
     tcp: bool,
+    /// Each node's link to the others has this rate each way, as tc(8) writes it: 1gbit, 100mbit. HCAs have no part in that, unless
+    /// nodes share nothing but TCP [default: as fast as the machine is]
+    #[arg(long, value_name = "RATE")]
+    link: Option<BitRate>,
     /// All of it is a job in this directory, which `ckpt dump --job` checkpoints: the program is its member `head`, and what it
     /// starts on a node is a member of the node's name
     #[arg(long, value_name = "DIR")]
@@ -89,6 +94,9 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let nodes = start(fabric, options.count, options.hcas, guests)?;
     if !nodes.have_networks() {
         eprintln!("snaprig: nodes share this machine's network: namespaces need root and ip(8)");
+    }
+    if let Some(rate) = options.link {
+        nodes.limit_links(rate)?;
     }
     if let Some(job) = &options.job {
         return Members::new(&nodes, job)?.run(options, &members);

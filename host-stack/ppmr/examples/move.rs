@@ -129,6 +129,7 @@ fn source(common: &Common, is_push: bool, sizes: &[u64]) -> Result<(), Box<dyn E
         times: common.times(),
         ranks: (0..sizes.len() as u32).collect(),
         transport: common.transport(),
+        lent_bytes: 0,
         port: common.port(),
     };
     let start = Instant::now();

@@ -300,19 +300,24 @@ pub struct JobOnNodes {
 impl JobOnNodes {
     /// Runs a kernel with so many ranks and these flags, until all of them are at work.
     pub fn launched(name: &str, (count, ranks): (&str, usize), flags: &[&str]) -> Self {
-        Self::launched_on(name, (count, ranks), &[], flags)
+        Self::launched_on(name, (count, &[]), (&ranks.to_string(), &[]), flags)
     }
 
     /// The same on four nodes, two ranks on each; there is a fifth one.
     pub fn launched_beside_a_spare(name: &str, flags: &[&str]) -> Self {
+        Self::launched_over(name, &[], flags)
+    }
+
+    /// The same, with these options of `snaprig nodes`.
+    pub fn launched_over(name: &str, options: &[&str], flags: &[&str]) -> Self {
         let hosts = ["-host", "node1:2,node2:2,node3:2,node4:2"];
-        Self::launched_on(name, ("5", 8), &hosts, flags)
+        Self::launched_on(name, ("5", options), ("8", &hosts), flags)
     }
 
     fn launched_on(
         name: &str,
-        (count, ranks): (&str, usize),
-        hosts: &[&str],
+        (count, options): (&str, &[&str]),
+        (ranks, hosts): (&str, &[&str]),
         flags: &[&str],
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
@@ -322,11 +327,10 @@ impl JobOnNodes {
             .compile("mpicc", directory.path())
             .expect("it compiles");
         let program = program.to_str().expect("a name");
-        let all = ranks.to_string();
-        let mpirun = ["--", "mpirun", "-n", &all, "--oversubscribe"];
+        let mpirun = ["--", "mpirun", "-n", ranks, "--oversubscribe"];
         let ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx"];
         let run = ["-x", "UCX_TLS=rc,self", program];
-        let words = [&mpirun[..], hosts, &ucx, &run, flags].concat();
+        let words = [options, &mpirun, hosts, &ucx, &run, flags].concat();
         let mut launch = nodes(count, &directory.path().join("job"), &words);
         let launched = launch.stderr(Stdio::inherit()).spawn();
         let mut running = launched.expect("snaprig starts");

@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 use snaprig_fabric::nodes::requests::{self, REQUESTS};
 use snaprig_supervisor::{Job, JobDump, JobDumped, JobMember};
 
-use super::strategy::{How, Name};
+use super::{
+    mounted::FileSystem,
+    strategy::{How, Name},
+};
 use crate::{AnyError, size};
 
 /// What `ckpt coordinator` is told.
@@ -79,10 +82,13 @@ pub struct Moved {
     pub blackout_ms: f64,
     pub took_ms: f64,
     steps_ms: Vec<(String, f64)>,
+    /// What its image was in meanwhile, if that was a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<FileSystem>,
 }
 
-impl From<&snaprig_supervisor::Moved> for Moved {
-    fn from(moved: &snaprig_supervisor::Moved) -> Self {
+impl Moved {
+    fn of(moved: &snaprig_supervisor::Moved, files: Option<&FileSystem>) -> Self {
         let ms = |ns: &u64| *ns as f64 / 1e6;
         let steps = moved.steps.iter();
         Self {
@@ -90,11 +96,10 @@ impl From<&snaprig_supervisor::Moved> for Moved {
             blackout_ms: moved.pause.as_secs_f64() * 1e3,
             took_ms: moved.took.as_secs_f64() * 1e3,
             steps_ms: steps.map(|(step, ns)| (step.clone(), ms(ns))).collect(),
+            files: files.cloned(),
         }
     }
-}
 
-impl Moved {
     /// How long each step took, in ms.
     pub fn steps(&self) -> &[(String, f64)] {
         &self.steps_ms
@@ -120,10 +125,13 @@ pub fn take(options: &Move) -> Result<ExitCode, AnyError> {
     let job = Job::open(&options.job)?.told_to(&super::reporter());
     let patience = super::seconds(options.patience)?;
     let strategy = options.how.by(options.strategy, &options.job)?;
+    // As it is now: restored, this process may be where other file systems are.
+    let files = How::file_system(&strategy);
     let status =
         snaprig_supervisor::inherit(&job, &options.member, patience, &strategy, |moved| {
             // It has moved or not, whoever hears of that.
-            let _ = match (moved.as_ref().map(Moved::from), &options.tell) {
+            let moved = moved.as_ref().map(|moved| Moved::of(moved, files.as_ref()));
+            let _ = match (moved, &options.tell) {
                 (Ok(moved), Some(file)) => answer(file, &Answer::Moved(moved)),
                 (Ok(moved), None) => moved.print("here", options.json),
                 (Err(error), Some(file)) => {

@@ -11,6 +11,7 @@ use snaprig_fabric::Node;
 use snaprig_ppmr::{Buffers, Mode, driver::transport};
 use snaprig_supervisor::{Pipelined, Strategy};
 
+use super::mounted::FileSystem;
 use crate::{AnyError, size};
 
 /// The ways.
@@ -92,6 +93,16 @@ impl How {
         })
     }
 
+    /// The file system that the image is in meanwhile, seen from where the member is to go on; none: it is in no file.
+    pub fn file_system(strategy: &Strategy) -> Option<FileSystem> {
+        match strategy {
+            Strategy::RdmaLocal(_, files) | Strategy::Local(_, files) | Strategy::Shared(files) => {
+                FileSystem::of(files)
+            }
+            Strategy::Descriptor | Strategy::Pipeline(_) => None,
+        }
+    }
+
     fn pipelined(&self) -> Result<Pipelined, AnyError> {
         let chunk_bytes = u32::try_from(self.chunk).map_err(|_| "chunks are below 4 GiB")?;
         let buffers = Buffers {
@@ -129,6 +140,17 @@ impl How {
         words.extend(self.push.then(|| "--push".into()));
         words.extend(self.pre_copy.then(|| "--pre-copy".into()));
         words
+    }
+}
+
+impl Name {
+    /// As it is said, with the file system that it goes by: `shared (nfs4, server:/export)`.
+    pub fn by(self, files: Option<&FileSystem>) -> String {
+        let name = word(&self).to_string_lossy().into_owned();
+        match files {
+            Some(files) => format!("{name} ({files})"),
+            None => name,
+        }
     }
 }
 

@@ -62,6 +62,8 @@ pub struct Options {
 pub struct Migrated {
     from: String,
     to: String,
+    /// The way that memory took, with the file system that it took it by.
+    strategy: String,
     /// How long processes of the node ran nowhere, in all.
     blackout_ms: f64,
     took_ms: f64,
@@ -115,6 +117,7 @@ pub fn migrate(migration: &Migration, from: &str, to: Option<&str>) -> Result<Mi
     Ok(Migrated {
         from: from.node.clone(),
         to: to.to_owned(),
+        strategy: strategy.by(members.iter().find_map(|moved| moved.files.as_ref())),
         blackout_ms: sum(|moved| moved.blackout_ms),
         took_ms: sum(|moved| moved.took_ms),
         members,
@@ -129,8 +132,8 @@ impl Migrated {
             return Ok(());
         }
         println!(
-            "{} runs on {} now, after {:.0} ms; it stood still for {:.0} ms",
-            self.from, self.to, self.took_ms, self.blackout_ms
+            "{} runs on {} now, after {:.0} ms by {}; it stood still for {:.0} ms",
+            self.from, self.to, self.took_ms, self.strategy, self.blackout_ms
         );
         for (step, ms) in self.members.iter().flat_map(Moved::steps) {
             println!("  {step:<10} {ms:>9.1} ms");

@@ -14,6 +14,7 @@
 //! What must stay true: all of it goes with the process that has made it, however that ends.
 
 pub mod launchers;
+pub mod link;
 mod namespaces;
 pub mod requests;
 mod tcp;
@@ -27,7 +28,11 @@ use std::{
 
 use tempfile::TempDir;
 
-use self::{namespaces::Namespaces, requests::REQUESTS_ENV};
+use self::{
+    link::{BitRate, LinkError},
+    namespaces::Namespaces,
+    requests::REQUESTS_ENV,
+};
 use crate::{
     Fabric, FabricBuilder, FabricError,
     node::{NODE_HCAS_ENV, Node},
@@ -129,6 +134,12 @@ impl Nodes {
     /// Whether each has a network of its own.
     pub fn have_networks(&self) -> bool {
         self.namespaces.is_some()
+    }
+
+    /// Gives the link of each node to all others this rate, each way.
+    pub fn limit_links(&self, rate: BitRate) -> Result<(), LinkError> {
+        let namespaces = self.namespaces.as_ref();
+        link::limit(namespaces.ok_or(LinkError::NoNetworks)?, rate)
     }
 
     /// A program that starts others on nodes: `mpirun`, `mpiexec`.

@@ -64,6 +64,22 @@ impl Namespaces {
         Ok(Some(made))
     }
 
+    /// Both ends of each node's interface.
+    pub fn ends(&self) -> impl Iterator<Item = End> {
+        let numbered = (1..).zip(&self.holders);
+        numbered.flat_map(|(number, holder)| {
+            let inside = End {
+                interface: INTERFACE.to_owned(),
+                holder: Some(*holder),
+            };
+            let outside = End {
+                interface: outside(number),
+                holder: None,
+            };
+            [inside, outside]
+        })
+    }
+
     /// Does something in the network of a node, from 1. The calling process has one thread.
     pub fn within<T>(&self, node: u32, act: impl FnOnce() -> T) -> io::Result<T> {
         let at = node.checked_sub(1).map(|index| index as usize);
@@ -75,6 +91,30 @@ impl Namespaces {
         enter_network(&own)?;
         Ok(done)
     }
+}
+
+/// An end of a node's interface.
+pub struct End {
+    /// What it is called.
+    pub interface: String,
+    /// Whose network it is in; none: the head's, where the bridge is.
+    pub holder: Option<libc::pid_t>,
+}
+
+/// The end of a node's interface at the bridge.
+fn outside(number: u32) -> String {
+    format!("snaprig{number}")
+}
+
+/// Has a command run in the network of this holder.
+pub fn into_network(command: &mut Command, holder: libc::pid_t) -> io::Result<()> {
+    let network = File::open(format!("/proc/{holder}/ns/net"))?;
+    // SAFETY: between fork(2) and exec(2) the closure makes one system call, setns(2), with a
+    // descriptor that it owns and that is open; it neither allocates nor takes a lock.
+    unsafe {
+        command.pre_exec(move || enter_network(&network));
+    }
+    Ok(())
 }
 
 fn enter_network(network: &File) -> io::Result<()> {
@@ -164,7 +204,7 @@ fn hold(name: &str) -> io::Result<libc::pid_t> {
 
 /// Connects a node with the bridge.
 fn connect(node: Node, holder: libc::pid_t) -> io::Result<()> {
-    let outside = format!("snaprig{}", node.number);
+    let outside = outside(node.number);
     let peer = ["peer", "name", INTERFACE, "netns", &holder.to_string()].map(str::to_owned);
     let mut add = vec!["link", "add", &outside, "type", "veth"];
     add.extend(peer.iter().map(String::as_str));
@@ -179,18 +219,7 @@ fn connect(node: Node, holder: libc::pid_t) -> io::Result<()> {
         &["route", "add", "default", "via", &head],
     ] {
         let mut command = ip_command(arguments);
-        let network = File::open(format!("/proc/{holder}/ns/net"))?;
-        // SAFETY: between fork(2) and exec(2) the closure makes one system call, setns(2), with a
-        // descriptor that it owns and that is open; it neither allocates nor takes a lock.
-        unsafe {
-            command.pre_exec(move || {
-                let network = std::os::fd::AsFd::as_fd(&network);
-                Ok(move_into_link_name_space(
-                    network,
-                    Some(LinkNameSpaceType::Network),
-                )?)
-            });
-        }
+        into_network(&mut command, holder)?;
         run(command, arguments)?;
     }
     Ok(())

@@ -3,7 +3,8 @@
 use std::{
     fs::{self, File},
     os::fd::BorrowedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    rc::Rc,
 };
 
 use snaprig_ckpt::restart::Staging;
@@ -35,27 +36,49 @@ pub enum Awaited {
     Coming(Box<Coming>),
 }
 
-/// A file that goes with the move.
-pub struct Kept(PathBuf);
+/// A file that goes with the move: when nobody has this any more, or as soon as nobody needs it.
+#[derive(Clone)]
+pub struct Kept(Rc<Named>);
 
-impl Drop for Kept {
-    fn drop(&mut self) {
-        // It need not be there. Whoever reads it has it open.
+struct Named(PathBuf);
+
+impl Named {
+    fn remove(&self) {
+        // It need not be there.
         let _ = fs::remove_file(&self.0);
     }
 }
 
+impl Drop for Named {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
 impl Kept {
+    fn new(path: PathBuf) -> Self {
+        Self(Rc::new(Named(path)))
+    }
+
     /// A new one.
-    fn create(directory: &std::path::Path, name: &str) -> Result<(Self, File)> {
-        let kept = Self(directory.join(name));
+    fn create(directory: &Path, name: &str) -> Result<(Self, File)> {
+        let kept = Self::new(directory.join(name));
         let file = File::options()
             .read(true)
             .write(true)
             .create_new(true)
-            .open(&kept.0);
-        let file = file.map_err(|source| Error::io(kept.0.display().to_string(), source))?;
+            .open(kept.path());
+        let file = file.map_err(|source| Error::io(kept.path().display().to_string(), source))?;
         Ok((kept, file))
+    }
+
+    fn path(&self) -> &Path {
+        &self.0.0
+    }
+
+    /// Nobody will open it any more, in whatever process.
+    pub fn remove(&self) {
+        self.0.remove();
     }
 }
 
@@ -89,7 +112,7 @@ impl Awaited {
                 };
                 (
                     Self::File {
-                        kept: Kept(here),
+                        kept: Kept::new(here),
                         _sshd: Some(sshd),
                     },
                     way,
@@ -103,13 +126,22 @@ impl Awaited {
                 };
                 (
                     Self::File {
-                        kept: Kept(path),
+                        kept: Kept::new(path),
                         _sshd: None,
                     },
                     way,
                 )
             }
         })
+    }
+
+    /// Its file, which whoever opens the image once more needs to be there: one that has no name cannot be opened again on every
+    /// file system that several machines have.
+    pub fn kept(&self) -> Option<Kept> {
+        match self {
+            Self::Kept { _kept: kept, .. } | Self::File { kept, .. } => Some(kept.clone()),
+            Self::Descriptor | Self::Pipeline(_) | Self::Coming(_) => None,
+        }
     }
 
     /// Some of it is there, or is to come.
@@ -159,9 +191,9 @@ impl Awaited {
                 Ok((Staging::default(), file))
             }
             (Self::File { kept, .. }, _) => {
-                let file = File::open(&kept.0);
-                let file =
-                    file.map_err(|source| Error::io(kept.0.display().to_string(), source))?;
+                let path = kept.path();
+                let file = File::open(path);
+                let file = file.map_err(|source| Error::io(path.display().to_string(), source))?;
                 Ok((Staging::default(), file))
             }
             (Self::Descriptor, None) => Err(super::nonsense("it has no image")),

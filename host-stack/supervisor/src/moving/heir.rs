@@ -16,7 +16,6 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     net::SocketFlags,
-    thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 use snaprig_ckpt::restart::{self, Complete, Restored, Staging};
 use snaprig_ckpt_image::chain::Chain;
@@ -36,10 +35,11 @@ use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
     Note,
-    awaited::Awaited,
+    awaited::{Awaited, Kept},
     decision::{self, Decision},
     faults,
     handover::{Arrived, Came, Handover},
+    network,
     way::Strategy,
 };
 use crate::{
@@ -86,6 +86,7 @@ pub fn inherit(
         moves,
         note,
         directory,
+        kept: awaited.kept(),
     };
     let listener = packets::listen(&path, 1, SocketFlags::empty());
     let listener = listener.map_err(failed)?;
@@ -129,6 +130,8 @@ struct Heir<'a> {
     moves: Moves,
     note: Note,
     directory: PathBuf,
+    /// The file that the image is in, if it is in one.
+    kept: Option<Kept>,
 }
 
 impl Heir<'_> {
@@ -302,14 +305,7 @@ impl Heir<'_> {
 
     /// In the network namespace of the tree: its sockets are there, and its addresses.
     fn be_where(&self, arrived: &Arrived) -> Result<()> {
-        let kind = Some(LinkNameSpaceType::Network);
-        let id = |fd: &dyn AsFd| rustix::fs::fstat(fd.as_fd()).map(|stat| stat.st_ino).ok();
-        let own = fs::File::open("/proc/self/ns/net");
-        let is_there = own.is_ok_and(|own| id(&own) == id(&arrived.network));
-        if is_there {
-            return Ok(());
-        }
-        move_into_link_name_space(arrived.network.as_fd(), kind).map_err(|source| {
+        network::leave_for(arrived.network.as_fd()).map_err(|source| {
             Error::io(
                 "the network namespace of the tree (root can be there)",
                 source,
@@ -384,6 +380,9 @@ impl Inheritance<'_> {
         reached(&faults::RUNS);
         // Processes around this one have it as well: it takes no more memory.
         let _ = image.set_len(0);
+        if let Some(kept) = &self.heir.kept {
+            kept.remove();
+        }
         // The other one has a socket of the same name until it is gone.
         handover.wait_no_longer_than(LEAVING)?;
         handover.wait_for_end();

@@ -26,6 +26,7 @@ pub mod faults;
 pub mod handover;
 mod heir;
 mod incoming;
+mod network;
 mod scp;
 mod source;
 pub mod way;

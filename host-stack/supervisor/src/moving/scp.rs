@@ -13,6 +13,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use snaprig_resources::error::{Error, Result};
 
+use super::network;
+
 /// How long an sshd may take to listen.
 const STARTS: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
@@ -54,7 +56,8 @@ impl Scp {
             scp.args(["-o", option]);
         }
         scp.arg(from).arg(format!("{host}:{}", self.to.display()));
-        let copied = of_system(&mut scp).stdin(Stdio::null()).output();
+        let scp = network::of_node(of_system(&mut scp));
+        let copied = scp.stdin(Stdio::null()).output();
         let copied = copied.map_err(failed)?;
         match copied.status.success() {
             true => Ok(()),

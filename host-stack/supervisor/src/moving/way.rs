@@ -30,7 +30,7 @@ use snaprig_ppmr::{
 };
 use snaprig_resources::error::{Error, Result};
 
-use super::scp::Scp;
+use super::{network, scp::Scp};
 
 /// The stream of a tree's image: a source has no other.
 const RANK: u32 = 0;
@@ -210,7 +210,8 @@ impl Pipe {
             lent_bytes: LENT_BYTES,
             ..Moves::default()
         };
-        let node = SourceNode::connect(&to.target, &Token::new(to.secret), moves)?;
+        let token = Token::new(to.secret);
+        let node = network::within(|| SourceNode::connect(&to.target, &token, moves))??;
         let writer = Some(node.writer(RANK));
         Ok(Self { node, writer })
     }

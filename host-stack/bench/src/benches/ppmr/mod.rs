@@ -4,6 +4,7 @@
 //! | part | what is measured |
 //! |---|---|
 //! | `bandwidth` | stages of the pipeline alone, and all of it (section V-B, Figures 6 to 8) |
+//! | `migrations` | an MPI job's processes, by each strategy (sections V-C and V-D, Figures 3, 9 to 11, Table I) |
 //!
 //! Everything is measured once a run, and what is compared is neighbours in the same run; `--only` chooses by the names that
 //! JSON has. `--report` writes figures as a page with plots ([`crate::report`]).
@@ -19,6 +20,7 @@
 //! ```
 
 mod bandwidth;
+mod migrations;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -30,7 +32,7 @@ use crate::{
     AnyError, BenchWith,
     options::Chosen,
     report::{
-        figure::{Figure, columns_of_spreads},
+        figure::{self, Figure, columns_of_spreads},
         machine::Machine,
         page::{self, Head, Page},
     },
@@ -40,7 +42,7 @@ use crate::{
 /// Pipelines of images.
 pub static BENCH: BenchWith<Options> = BenchWith::new(
     "ppmr",
-    "Pipelines of images from node to node: bandwidth of their stages, and of all of it",
+    "Pipelines of images from node to node, stage by stage, and migrations of MPI processes by each strategy",
     run,
 );
 
@@ -73,7 +75,7 @@ struct Samples {
 }
 
 /// The parts, in the order in which they are run and shown.
-const PARTS: &[fn(&Chosen) -> Result<Found, AnyError>] = &[bandwidth::measure];
+const PARTS: &[fn(&Chosen) -> Result<Found, AnyError>] = &[bandwidth::measure, migrations::measure];
 
 #[derive(Serialize)]
 struct Report {
@@ -124,7 +126,7 @@ impl Report {
     /// For a terminal.
     fn text(&self) -> String {
         let mut all: Vec<_> = self.left_out.iter().map(|why| wrapped(why)).collect();
-        all.extend(self.figures.iter().map(columns_of_spreads));
+        all.extend(self.figures.iter().map(as_text));
         if !self.rows.is_empty() {
             all.push(table(&self.rows));
         }
@@ -146,6 +148,15 @@ impl Report {
             note: &note,
         };
         page::render(&head, &self.figures)
+    }
+}
+
+/// Bars that are stacks have a column a part; others, a column a bar.
+fn as_text(figure: &Figure) -> String {
+    let mut bars = figure.groups.iter().flat_map(|group| &group.bars);
+    match bars.any(|bar| bar.parts.len() > 1) {
+        true => figure::table(figure),
+        false => columns_of_spreads(figure),
     }
 }
 

@@ -14,7 +14,7 @@
 //! ```
 
 mod paper;
-mod servers;
+pub(super) mod servers;
 
 use std::{
     collections::BTreeMap,

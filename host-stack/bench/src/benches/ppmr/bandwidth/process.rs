@@ -128,6 +128,7 @@ impl Task {
             times: Times::default(),
             ranks: self.ranks(),
             transport: self.transport(),
+            lent_bytes: 0,
             port: self.port(),
         };
         let node = match target {
