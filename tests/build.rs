@@ -43,4 +43,10 @@ fn main() {
     snaprig_test_needs::tell_networks("has_network_namespaces");
     snaprig_test_needs::tell_programs(PROGRAMS);
     snaprig_test_needs::tell_files(FILES);
+    // Whether this user may use it is another question than whether it is there.
+    let fuse = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse");
+    snaprig_test_needs::say("has_fuse", fuse.is_ok());
 }

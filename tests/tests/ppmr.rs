@@ -10,21 +10,16 @@ use std::{
     process::{Command, Stdio},
 };
 
-use checkpointed::{JobOnNodes, lines_of};
+use checkpointed::{JobOnNodes, lines_of, migrate};
 use fabric::{SNAPRIG, TIMEOUT, assert_success, one_job};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// So slowly that a kernel is at work while it is migrated a few times.
 const SLOWLY: [&str; 2] = ["--pace-us", "300000"];
 
-/// `snaprig ppmr migrate --job DIR ...`, as JSON.
-fn migrate(job: &Path, from: &str, to: &str, how: &[&str]) -> serde_json::Value {
-    let mut command = Command::new(SNAPRIG);
-    command
-        .args(["ppmr", "migrate", "--json", "--job"])
-        .arg(job);
-    command.args(["--from", from, "--to", to]).args(how);
-    let migrated = command.output().expect("snaprig starts");
+/// What comes of a migration that must succeed.
+fn migrated(job: &Path, from: &str, to: &str, how: &[&str]) -> serde_json::Value {
+    let migrated = migrate(job, from, &[&["--to", to], how].concat());
     assert_success(&format!("{how:?}"), std::slice::from_ref(&migrated));
     serde_json::from_slice(&migrated.stdout).expect("JSON")
 }
@@ -54,7 +49,7 @@ fn comes_and_goes(kernel: &str, ways: &[&[&str]]) {
     let path = files.to_str().expect("a name");
     let mut places = ["node3", "node5"];
     for way in ways {
-        let migrated = migrate(
+        let migrated = migrated(
             &directory,
             places[0],
             places[1],
@@ -168,23 +163,25 @@ impl Drop for Small {
     not(has_program = "mpirun"),
     ignore = "mpirun is not installed (ci/setup)"
 )]
+#[cfg_attr(
+    not(has_file = "/usr/sbin/sshd"),
+    ignore = "sshd is not installed (ci/setup)"
+)]
 #[cfg_attr(not(is_root), ignore = "root mounts file systems")]
 fn without_room_for_an_image_all_stays_where_it_is() {
     let _alone = one_job();
     // Nodes have the mounts that there are when they start.
     let small = Small::mounted();
     let mut job = JobOnNodes::launched_beside_a_spare("lu", &SLOWLY);
-    for strategy in ["shared", "rdma-local"] {
-        let mut migrate = Command::new(SNAPRIG);
-        migrate.args(["ppmr", "migrate", "--job"]).arg(job.job());
-        migrate.args(["--from", "node3", "--strategy", strategy]);
-        let refused = migrate.arg("--files").arg(small.0.path()).output();
-        let refused = refused.expect("snaprig starts");
+    for strategy in ["shared", "rdma-local", "local"] {
+        let small = small.0.path().to_str().expect("a name");
+        let how = ["--strategy", strategy, "--files", small];
+        let refused = migrate(&job.job(), "node3", &how);
         let why = String::from_utf8_lossy(&refused.stderr);
         assert!(!refused.status.success(), "{why}");
         assert!(why.contains("node3 stays where it is"), "{why}");
     }
-    migrate(&job.job(), "node3", "node5", &[]);
+    migrated(&job.job(), "node3", "node5", &[]);
     assert_eq!(job.ended(), job.kernel.golden);
 }
 
@@ -233,6 +230,40 @@ fn a_node_that_is_about_to_fail_is_left() {
         (&left["from"], &left["to"]),
         (&"node2".into(), &"node3".into())
     );
+    assert_eq!(job.ended(), job.kernel.golden);
+    assert!(watch.wait().expect("it ends with the job").success());
+}
+
+/// A plan has two nodes fail, one after the other; the second one does not go where the first one was.
+#[test]
+#[cfg_attr(
+    not(has_program = "mpicc"),
+    ignore = "mpicc is not installed (ci/setup)"
+)]
+#[cfg_attr(
+    not(has_program = "mpirun"),
+    ignore = "mpirun is not installed (ci/setup)"
+)]
+fn nodes_fail_as_a_plan_says() {
+    const PLAN: &str = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../fixtures/plans/health/node-fails.json"
+    );
+    let _alone = one_job();
+    let mut job = JobOnNodes::launched_beside_spares("lu", (4, 2, 2), &SLOWLY);
+    let mut watch = Command::new(SNAPRIG);
+    watch.args(["ppmr", "watch", "--json", "--every", "0.2", "--times", "2"]);
+    watch.args(["--health-plan", PLAN, "--job"]).arg(job.job());
+    let mut watch = watch
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("snaprig starts");
+    let said = lines_of(watch.stdout.take().expect("it is piped"));
+    for (from, to) in [("node3", "node5"), ("node2", "node6")] {
+        let line = said.recv_timeout(TIMEOUT).expect("a migration");
+        let left: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!((&left["from"], &left["to"]), (&from.into(), &to.into()));
+    }
     assert_eq!(job.ended(), job.kernel.golden);
     assert!(watch.wait().expect("it ends with the job").success());
 }

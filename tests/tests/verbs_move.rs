@@ -1,4 +1,4 @@
-//! `snaprig ckpt move`: one node's part of a running job goes on at another node, while all others stay where they are, with the
+//! `snaprig ckpt move`, `snaprig ppmr migrate`: one node's part of a running job goes on at another node, while all others stay where they are, with the
 //! queue pairs that lead to it.
 
 mod checkpointed;
@@ -12,7 +12,9 @@ use std::{
     process::Child,
 };
 
-use checkpointed::{JobOnNodes, at_work, ckpt_of, ends_soon, long_enough, nodes, with_count};
+use checkpointed::{
+    JobOnNodes, at_work, ckpt_of, ends_soon, long_enough, migrate, nodes, with_count,
+};
 use fabric::{assert_success, one_job, text, wait_until};
 
 /// A server at node 1, and its client at node 2 once it listens.
@@ -23,6 +25,20 @@ const PAIR: &str = "\
     do sleep 0.01; done
     ./rsh node2 \"$CLIENT\"; client=$?
     wait $server && exit $client";
+
+/// How what a node has comes to another one.
+const WAYS: [&[&str]; 4] = [
+    &["--strategy", "ppmr", "--transport", RDMA],
+    &["--strategy", "ppmr", "--transport", "tcp"],
+    &["--strategy", "shared"],
+    &["--strategy", "ppmr", "--pre-copy", "--push"],
+];
+/// By RDMA, if the program is built with it.
+const RDMA: &str = if cfg!(feature = "rdma") {
+    "rdma"
+} else {
+    "auto"
+};
 
 /// A server and a client on four nodes.
 struct Pair {
@@ -73,6 +89,22 @@ impl Pair {
         Some(())
     }
 
+    /// All that node 1 has goes on elsewhere by each of these ways, then all that node 2 has. None: they have ended before that.
+    fn migrates(&mut self) -> Option<()> {
+        let files = self.directory.path().to_str().expect("a name").to_owned();
+        let hops = [("node1", "node3"), ("node3", "node4"), ("node4", "node1")];
+        let hops = hops.into_iter().chain([("node2", "node3")]);
+        for ((from, to), way) in hops.zip(WAYS) {
+            let how = [&["--to", to, "--files", &files], way].concat();
+            let migrated = migrate(&self.job(), from, &how);
+            if !migrated.status.success() && ends_soon(|| self.runs()) {
+                return None;
+            }
+            assert_success(&format!("{from} by {way:?}"), &[migrated]);
+        }
+        Some(())
+    }
+
     /// What both have printed; they end well.
     fn ended(mut self, what: &str) -> String {
         let running = self.running.take().expect("it was launched");
@@ -94,8 +126,8 @@ impl Drop for Pair {
 }
 
 /// Programs that verify what they do, or count it, and what both say at their end.
-macro_rules! moves {
-    ($($name:ident: $needs:literal, $program:literal, $count:literal, $says:literal;)*) => {
+macro_rules! pairs {
+    ($how:ident; $($name:ident: $needs:literal, $program:literal, $count:literal, $says:literal;)*) => {
         $(
             #[test]
             #[cfg_attr(not(has_program = $needs), ignore = "it is not installed (ci/setup)")]
@@ -104,7 +136,7 @@ macro_rules! moves {
                 let (pair, says) = long_enough($count, |count| {
                     let program = with_count($program, count);
                     let mut pair = Pair::launched(&program, &format!("{program} 10.77.0.1"))?;
-                    pair.moves()?;
+                    pair.$how()?;
                     Some((pair, with_count($says, count)))
                 });
                 let text = pair.ended($program);
@@ -114,7 +146,15 @@ macro_rules! moves {
     };
 }
 
-moves! {
+pairs! {
+    migrates;
+    writes_while_nodes_are_left: "ib_write_bw", "ib_write_bw -F -q 4 -n COUNT -s 4096", 1_000_000, "4*COUNT";
+    reads_while_nodes_are_left: "ib_write_bw", "ib_read_bw -F -n COUNT -s 4096", 3_000_000, "COUNT";
+    messages_while_nodes_are_left: "ib_write_bw", "ib_send_bw -F -n COUNT -s 4096", 3_000_000, "COUNT";
+}
+
+pairs! {
+    moves;
     writes: "ib_write_bw", "ib_write_bw -F -q 4 -n COUNT -s 4096", 1_000_000, "4*COUNT";
     reads: "ib_write_bw", "ib_read_bw -F -n COUNT -s 4096", 3_000_000, "COUNT";
     messages: "ib_write_bw", "ib_send_bw -F -n COUNT -s 4096", 3_000_000, "COUNT";

@@ -474,7 +474,8 @@ pub fn faults(options: &Faults) -> Result<ExitCode, AnyError> {
     let of_fabrics = snaprig_verbs::daemon::faults::ALL.iter().copied();
     let of_checkpoints = snaprig_supervisor::faults::all();
     let points = all_points(false).into_iter().chain(of_fabrics);
-    let points = points.chain(of_checkpoints);
+    let of_nodes = crate::ppmr::health_plan::ALL.iter().copied();
+    let points = points.chain(of_checkpoints).chain(of_nodes);
     let points = points.map(|point| FaultPoint {
         name: point.name,
         what: point.what,

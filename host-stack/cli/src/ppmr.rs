@@ -1,5 +1,6 @@
 //! `snaprig ppmr`: pipelined process migration with RDMA, as a job manager sees it.
 
+pub mod health_plan;
 mod migrate;
 mod mounts;
 mod watch;

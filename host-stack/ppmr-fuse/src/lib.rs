@@ -53,6 +53,14 @@ pub struct Outcome {
     pub failure: Option<String>,
 }
 
+impl Outcome {
+    fn log(&self) {
+        if let Some(failure) = &self.failure {
+            tracing::error!("{}: {failure}", self.name.display());
+        }
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

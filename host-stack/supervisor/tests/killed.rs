@@ -5,7 +5,7 @@ mod common;
 
 use std::{fs, thread, time::Duration};
 
-use common::{Job, compiled, nobody, program, wait_until};
+use common::{Job, compiled, draw, nobody, program, wait_until};
 use snaprig_supervisor::{Request, faults};
 
 /// How often at random; SNAPRIG_CKPT_KILLS says otherwise.
@@ -35,14 +35,6 @@ fn processes_of(program: &str) -> usize {
     let all = fs::read_dir("/proc").unwrap().flatten();
     all.filter(|one| fs::read_link(one.path().join("exe")).is_ok_and(|exe| exe.ends_with(program)))
         .count()
-}
-
-/// SplitMix64.
-fn draw(round: u64) -> u64 {
-    let mut z = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 fn kill(pid: i32) {
@@ -234,7 +226,7 @@ fn programs_go_on_whenever_it_is_killed() {
             {}
         });
         // The moment is what is random, nothing is waited for.
-        thread::sleep(Duration::from_micros(draw(round) % 100_000));
+        thread::sleep(Duration::from_micros(draw(0, round) % 100_000));
         kill(job.supervisor());
         dumps.join().unwrap();
         ends_well(job, root, &format!("round {round}"), "stop");
@@ -251,7 +243,7 @@ fn restarts_are_whole_or_nothing_whenever_they_are_killed() {
     let mut rights = 0;
     for round in 0..rounds() * 2 {
         job.restart_to_die("");
-        thread::sleep(Duration::from_micros(draw(round) % 60_000));
+        thread::sleep(Duration::from_micros(draw(0, round) % 60_000));
         // Behind those outside and process 1: the leader of its session, and its supervisor.
         job.processes().into_iter().skip(3).take(2).for_each(kill);
         job.tell("stop");
@@ -293,9 +285,9 @@ fn a_process_of_the_tree_may_be_killed_at_any_moment() {
         let mut round = 0;
         while !dumps.is_finished() {
             round += 1;
-            thread::sleep(Duration::from_micros(draw(round) % 3000));
+            thread::sleep(Duration::from_micros(draw(0, round) % 3000));
             let children = job.processes();
-            if let Some(victim) = children.get(2 + draw(round) as usize % 4) {
+            if let Some(victim) = children.get(2 + draw(0, round) as usize % 4) {
                 kill(*victim);
             }
         }

@@ -2,17 +2,25 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::FileExt, thread, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    thread,
+    time::{Duration, Instant},
+};
 
-use common::{Trees, compiled, program, rounds, wait_until};
+use common::{Trees, compiled, draw, number, program, rounds, wait_until};
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A server and a client, whose supervisors kill themselves at a step.
+/// A server and a client, whose supervisors kill themselves at a step of the second thing that they do, after a checkpoint.
 fn streams(trees: &mut Trees, at: [Option<&str>; 2]) {
-    trees.launch_to_die("server", at[0], &[PYTHON, &program("stream_server.py")]);
-    let client = program("stream_client.py");
-    trees.launch_to_die("client", at[1], &[PYTHON, &client, "client", "3"]);
+    let [server, client] = at.map(|step| step.map(|step| format!("{step}:2")));
+    let program_of = |name: &str| program(&format!("stream_{name}.py"));
+    let words = [PYTHON, &program_of("server")];
+    trees.launch_to_die("server", server.as_deref(), &words);
+    let words = [PYTHON, &program_of("client"), "client", "3"];
+    trees.launch_to_die("client", client.as_deref(), &words);
     trees.wait_for("server ready");
     trees.wait_for("client client ready");
 }
@@ -157,11 +165,17 @@ fn dies(strategy: &str, whoever: Deaths) {
     if heir.is_some() {
         assert_ne!(trees.last_ended(), 0, "{strategy}: {whoever:?}");
     }
-    let over = ["has moved", "does not move", "is not reachable"];
     wait_until(
         &format!("{strategy}: {whoever:?}: the move is over"),
-        || over.iter().any(|said| trees.output().contains(said)),
+        || trees.has_said(&OVER),
     );
+    for (which, step) in [source, other].iter().enumerate() {
+        if let Some(step) = step {
+            wait_until(&format!("{strategy}: {step} is reached"), || {
+                !trees.live()[which]
+            });
+        }
+    }
     let servers = runs(&trees, "stream_server");
     assert!(servers <= 1, "{strategy}: {whoever:?}: {servers}");
     // Who dies before it is decided to go there is not missed.
@@ -184,7 +198,7 @@ fn whoever_dies_at_a_step_there_is_one_of_the_tree_or_a_checkpoint_of_all() {
 
 #[test]
 fn whoever_dies_while_an_image_is_on_its_way_there_is_one_of_the_tree() {
-    for strategy in ["ppmr", "pre-copy", "rdma-local"] {
+    for strategy in PIPELINES {
         for whoever in DEATHS_ON_THE_WAY {
             dies(strategy, whoever);
         }
@@ -239,6 +253,157 @@ fn are_right_but_for_who_moved(trees: &mut Trees, round: u64) {
         "round {round}: {output}"
     );
     assert_eq!(output.matches("server right").count(), 1, "{output}");
+}
+
+/// Who is ended at a moment, or ends itself at a step, of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    /// The supervisor whose tree it is.
+    Source,
+    /// That of another tree.
+    Other,
+    /// The one to whom it goes.
+    Heir,
+    /// A process of that one's: who takes the image, who has ordered the move, or who restores the tree.
+    OfHeir,
+    Coordinator,
+}
+
+impl Victim {
+    const ALL: [Self; 5] = [
+        Self::Source,
+        Self::Other,
+        Self::Heir,
+        Self::OfHeir,
+        Self::Coordinator,
+    ];
+
+    /// Steps at which it can end itself, where the image goes this way.
+    fn steps(self, way: &str) -> &'static [&'static str] {
+        match self {
+            Self::Source => &[
+                "move.begun",
+                "move.sending",
+                "move.saved",
+                "move.sent",
+                "move.leaves",
+                "move.left",
+            ],
+            Self::Other => &["move.begun", "move.connected", "move.follows"],
+            Self::Heir => &["move.arrived", "move.restored", "move.decided", "move.runs"],
+            Self::OfHeir if PIPELINES.contains(&way) => &["move.coming"],
+            Self::OfHeir | Self::Coordinator => &[],
+        }
+    }
+}
+
+/// Ways that an image takes, as the driver is told.
+const WAYS: [&str; 6] = ["", "ppmr", "pre-copy", "rdma-local", "local", "shared"];
+/// Those by which a process beside the heir takes it.
+const PIPELINES: [&str; 3] = ["ppmr", "pre-copy", "rdma-local"];
+/// What is said of a move that is over.
+const OVER: [&str; 3] = ["has moved", "does not move", "is not reachable"];
+/// A move is over after less than that.
+const MOMENTS_US: u64 = 600_000;
+
+/// What has become of a tree that was to move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fate {
+    GoesOn,
+    /// It went with a supervisor of its own: there is a checkpoint of all.
+    Restarted,
+}
+
+/// A kill of a move; what came of it.
+fn is_killed(seed: u64, round: u64) -> (String, Fate) {
+    let victim = Victim::ALL[round as usize % Victim::ALL.len()];
+    let way = WAYS[round as usize / Victim::ALL.len() % WAYS.len()];
+    let drawn = draw(seed, round);
+    // Every other time at a step, if there is one.
+    let steps = victim.steps(way);
+    let step = (drawn >> 63 == 0 && !steps.is_empty()).then(|| steps[drawn as usize % steps.len()]);
+    let moment = Duration::from_micros(drawn % MOMENTS_US);
+    let what = format!("round {round}: {victim:?} at {step:?}, or after {moment:?}, by {way:?}");
+    let of = |one: Victim| step.filter(|_| one == victim);
+    let mut trees = Trees::new();
+    streams(&mut trees, [of(Victim::Source), of(Victim::Other)]);
+    trees.dump(false).unwrap();
+    let of_heir = of(Victim::Heir).or(of(Victim::OfHeir));
+    trees.begin_move_by("server", way, of_heir);
+    // Who kills itself is the supervisor of the tree, if there is one.
+    let mut is_between = victim == Victim::Heir && step.is_some();
+    if step.is_none() {
+        // The moment is what is random: nothing is waited for.
+        thread::sleep(moment);
+        is_between = kill(&mut trees, victim, drawn);
+    }
+    let mut goes_on = false;
+    wait_until(&format!("{what}: it is over"), || {
+        let [source, other, heir] = trees.live();
+        let is_over = match victim {
+            Victim::Source => !source && (!heir || trees.has_said(&OVER)),
+            Victim::Other => !other && (!heir || trees.has_said(&OVER)),
+            // It has gone there, and was lost there.
+            _ => !source && (!heir || is_between),
+        };
+        // Who kills itself there has done so before anything else is asked for.
+        let is_killed = step.is_none() || !heir;
+        let is_lost = matches!(victim, Victim::Source | Victim::Other);
+        let is_one = || runs(&trees, "stream_server") == 1;
+        goes_on = !is_lost && is_killed && trees.dump(false).is_ok() && is_one();
+        goes_on || is_over
+    });
+    wait_until(&format!("{what}: there is one of it at most"), || {
+        runs(&trees, "stream_server") <= 1
+    });
+    if !goes_on {
+        trees.kill_all();
+        // Programs outlive their supervisor.
+        trees.kill_orphans();
+        fs::write(trees.directory.path().join("out"), "").unwrap();
+        trees.begin_restart(None);
+    }
+    trees.tell("stop");
+    let ended = trees.ended();
+    let output = trees.output();
+    let count = |said: &str| output.matches(said).count();
+    assert_eq!(
+        (count("server right"), count("client client right")),
+        (1, 1),
+        "{what}: {ended:?}: {output}"
+    );
+    let fate = match goes_on {
+        true => Fate::GoesOn,
+        false => Fate::Restarted,
+    };
+    (what, fate)
+}
+
+/// SIGKILL of a victim; of one that has ended already, of nobody. Whether it may have been the supervisor of the tree where that
+/// has gone, from whom programs live on.
+fn kill(trees: &mut Trees, victim: Victim, drawn: u64) -> bool {
+    match victim {
+        Victim::Source => trees.kill_supervisor(0),
+        Victim::Other => trees.kill_supervisor(1),
+        Victim::Heir => trees.kill_supervisor(2),
+        Victim::OfHeir => return trees.kill_helper(2, drawn as usize),
+        Victim::Coordinator => trees.kill_coordinator(),
+    }
+    false
+}
+
+#[test]
+fn whoever_is_killed_at_any_moment_there_is_one_of_the_tree() {
+    let (kills, seed) = (number("SNAPRIG_KILLS", 5), number("SNAPRIG_SEED", 1));
+    eprintln!("SNAPRIG_KILLS={kills} SNAPRIG_SEED={seed}");
+    let mut fates = std::collections::BTreeMap::new();
+    for round in number("SNAPRIG_FIRST", 0)..kills {
+        let begun = Instant::now();
+        let (what, fate) = is_killed(seed, round);
+        eprintln!("{what}: {fate:?}, {:.1?}", begun.elapsed());
+        *fates.entry(fate).or_insert(0) += 1;
+    }
+    eprintln!("{fates:?}");
 }
 
 #[test]

@@ -4,15 +4,7 @@ mod common;
 
 use std::{thread, time::Duration};
 
-use common::{Job, compiled, program, rounds};
-
-/// SplitMix64.
-fn draw(seed: u64, round: u64) -> u64 {
-    let mut z = seed.wrapping_add(round.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
+use common::{Job, compiled, draw, program, rounds};
 
 fn stress(mut job: Job, seed: u64) {
     for round in 0..rounds(50) {

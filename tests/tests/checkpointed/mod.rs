@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::Pid;
 use snaprig_fixtures::mpi::{KERNELS, Kernel};
 
 use crate::fabric::{
@@ -273,17 +274,23 @@ pub fn ticks_of(pid: u64) -> u64 {
     times.filter_map(|time| time.parse::<u64>().ok()).sum()
 }
 
+/// Names a job in the environment of all of its processes: its directory.
+const JOB_ENV: &str = "SNAPRIG_TEST_JOB";
+
 /// `snaprig nodes COUNT --job DIR`, with these arguments.
 pub fn nodes(count: &str, job: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(SNAPRIG);
     command.args(["nodes", count, "--job"]).arg(job);
-    command.args(arguments);
+    command.args(arguments).env(JOB_ENV, job);
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     command
 }
+
+/// What the fabric of a job on nodes is called.
+const FABRIC: &str = "fabric";
 
 /// A kernel of MPI jobs on nodes.
 pub struct JobOnNodes {
@@ -300,24 +307,41 @@ pub struct JobOnNodes {
 impl JobOnNodes {
     /// Runs a kernel with so many ranks and these flags, until all of them are at work.
     pub fn launched(name: &str, (count, ranks): (&str, usize), flags: &[&str]) -> Self {
-        Self::launched_on(name, (count, &[]), (&ranks.to_string(), &[]), flags)
+        Self::launched_on(name, (count, &[]), (ranks, &[]), flags)
     }
 
     /// The same on four nodes, two ranks on each; there is a fifth one.
     pub fn launched_beside_a_spare(name: &str, flags: &[&str]) -> Self {
-        Self::launched_over(name, &[], flags)
+        Self::launched_beside_spares(name, (4, 2, 1), flags)
     }
 
     /// The same, with these options of `snaprig nodes`.
     pub fn launched_over(name: &str, options: &[&str], flags: &[&str]) -> Self {
         let hosts = ["-host", "node1:2,node2:2,node3:2,node4:2"];
-        Self::launched_on(name, ("5", options), ("8", &hosts), flags)
+        Self::launched_on(name, ("5", options), (8, &hosts), flags)
+    }
+
+    /// The same on so many nodes, with so many ranks on each; so many nodes more have none.
+    pub fn launched_beside_spares(
+        name: &str,
+        (used, ranks, spares): (usize, usize, usize),
+        flags: &[&str],
+    ) -> Self {
+        let hosts = (1..=used).map(|node| format!("node{node}:{ranks}"));
+        let hosts = hosts.collect::<Vec<_>>().join(",");
+        let count = (used + spares).to_string();
+        Self::launched_on(
+            name,
+            (&count, &[]),
+            (used * ranks, &["-host", &hosts]),
+            flags,
+        )
     }
 
     fn launched_on(
         name: &str,
         (count, options): (&str, &[&str]),
-        (ranks, hosts): (&str, &[&str]),
+        (ranks, hosts): (usize, &[&str]),
         flags: &[&str],
     ) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
@@ -327,11 +351,15 @@ impl JobOnNodes {
             .compile("mpicc", directory.path())
             .expect("it compiles");
         let program = program.to_str().expect("a name");
-        let mpirun = ["--", "mpirun", "-n", ranks, "--oversubscribe"];
+        let all = ranks.to_string();
+        // A name by which it is found.
+        let mpirun = ["--fabric", FABRIC, "--", "mpirun", "-n", &all];
+        let mpirun = [&mpirun[..], &["--oversubscribe"]].concat();
         let ucx = ["--mca", "pml", "ucx", "--mca", "osc", "ucx"];
         let run = ["-x", "UCX_TLS=rc,self", program];
         let words = [options, &mpirun, hosts, &ucx, &run, flags].concat();
         let mut launch = nodes(count, &directory.path().join("job"), &words);
+        launch.env("SNAPRIG_FABRICS", directory.path());
         let launched = launch.stderr(Stdio::inherit()).spawn();
         let mut running = launched.expect("snaprig starts");
         let lines = lines_of(running.stdout.take().expect("it is piped"));
@@ -365,6 +393,12 @@ impl JobOnNodes {
         assert_success("ckpt move", &[moved]);
     }
 
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        let running = self.running.as_mut().expect("it was launched");
+        running.try_wait().expect("it is ours").is_none()
+    }
+
     /// What it has printed when it has ended.
     pub fn ended(&mut self) -> String {
         let mut running = self.running.take().expect("it was launched");
@@ -381,6 +415,21 @@ impl JobOnNodes {
         self.before.clone() + &String::from_utf8_lossy(&after.stdout)
     }
 
+    /// `snaprig fabric ...`, where node N has the LID N; what it prints.
+    pub fn fabric(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(SNAPRIG);
+        command.args(["fabric", "--fabric", FABRIC]).args(arguments);
+        command.env("SNAPRIG_FABRICS", self.directory.path());
+        let told = command.output().expect("snaprig starts");
+        assert_success(&format!("{arguments:?}"), std::slice::from_ref(&told));
+        text(&told)
+    }
+
+    /// Who keeps its nodes.
+    pub fn keeper(&self) -> Pid {
+        Pid::from_child(self.running.as_ref().expect("it was launched"))
+    }
+
     /// The job's directory.
     pub fn job(&self) -> PathBuf {
         self.directory.path().join("job")
@@ -389,6 +438,50 @@ impl JobOnNodes {
     fn ckpt(&self, arguments: &[&str]) -> Output {
         ckpt_of(&self.job(), arguments)
     }
+}
+
+impl Drop for JobOnNodes {
+    /// A test has failed: programs of a job outlive who keeps its nodes.
+    fn drop(&mut self) {
+        if let Some(mut running) = self.running.take() {
+            kill_all_of(&self.job());
+            let _ = running.wait();
+        }
+    }
+}
+
+/// SIGKILL of all processes of a job on nodes.
+pub fn kill_all_of(job: &Path) {
+    let ours = format!("{JOB_ENV}={}", job.display());
+    let is_ours = |pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        variables.any(|variable| variable == ours.as_bytes())
+    };
+    wait_until("all processes of a job end", || {
+        let processes = fs::read_dir("/proc").expect("/proc").flatten();
+        let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let left: Vec<i32> = pids.filter(is_ours).collect();
+        for pid in &left {
+            // SAFETY: kill(2) takes numbers alone; it is a process of this test's job.
+            unsafe { libc::kill(*pid, libc::SIGKILL) };
+        }
+        left.is_empty()
+    });
+}
+
+/// `snaprig ppmr migrate --json`: what a node has goes on at another one, as these options say.
+pub fn migration(job: &Path, from: &str, how: &[&str]) -> Command {
+    let mut command = Command::new(SNAPRIG);
+    command.args(["ppmr", "migrate", "--json", "--from", from]);
+    command.args(how).arg("--job").arg(job);
+    command
+}
+
+/// What comes of one.
+pub fn migrate(job: &Path, from: &str, how: &[&str]) -> Output {
+    let migrated = migration(job, from, how).output();
+    migrated.expect("snaprig starts")
 }
 
 /// Lines of a program as it prints them.

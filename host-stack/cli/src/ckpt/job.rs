@@ -180,7 +180,14 @@ pub fn move_to(
     let why = match serde_json::from_str(&said) {
         Ok(Answer::Moved(moved)) => return Ok(moved),
         Ok(Answer::Stays(why)) => why,
-        Err(_) => "why is on the standard error of `snaprig nodes`".to_owned(),
+        // Who keeps the nodes has seen the end of whoever was to answer.
+        Err(_) => match said.trim().parse::<i32>() {
+            Ok(status @ 129..) => format!(
+                "where it was to go on, whoever takes it was killed by signal {}, as when there is too little memory",
+                status - 128
+            ),
+            _ => "why is on the standard error of `snaprig nodes`".to_owned(),
+        },
     };
     Err(format!("{member} stays where it is: {why}").into())
 }

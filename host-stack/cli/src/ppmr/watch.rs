@@ -1,10 +1,11 @@
 //! A node that is about to fail is left before it does: when a signal says so, or a source of health.
 //!
 //! ```text
-//!  every so often, of each node with processes:   command, or file --> well, or failing
+//!  every so often, of each node with processes:   command, file, or fault plan --> well, or failing
 //!  failing so many times in a row, or a signal --> policy: where to? --> migrate
 //! ```
-//! What must stay true: whoever watches has no part in the job: it may die, and another one watch instead.
+//! What must stay true: whoever watches has no part in the job: it may die, and another one watch instead. Nobody is sent to a
+//! node that is failing itself.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +21,10 @@ use clap::Args;
 use serde::Serialize;
 use snaprig_fabric::nodes::requests::{self, Peopled};
 
-use super::migrate::{Migration, migrate, spares};
+use super::{
+    health_plan::HealthPlan,
+    migrate::{Migration, migrate, spares},
+};
 use crate::{
     AnyError,
     ckpt::job::nodes_of,
@@ -49,6 +53,9 @@ pub struct Options {
     /// is larger
     #[arg(long, value_name = "FILE")]
     health_file: Option<PathBuf>,
+    /// A fault plan: a node is failing from the look on (`health.look`) at which the plan has it crash
+    #[arg(long, value_name = "FILE")]
+    health_plan: Option<PathBuf>,
     /// Up to this, a number is well: a temperature, a count of errors
     #[arg(long, value_name = "NUMBER")]
     above: Option<f64>,
@@ -72,6 +79,19 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
     let every = Duration::try_from_secs_f64(options.every)?;
     let signals = block(&[&ENDS[..], &[Signal::User]].concat())?;
     let directory = nodes_of(options.migration.job())?;
+    let plan = match &options.health_plan {
+        Some(file) => {
+            let places = requests::places(&directory)?;
+            let nodes: Vec<_> = places.iter().map(|place| &*place.node).collect();
+            Some(HealthPlan::read(file, &nodes)?)
+        }
+        None => None,
+    };
+    let mut watch = Watch {
+        options,
+        every,
+        plan,
+    };
     let mut failing = BTreeMap::new();
     eprintln!("nodes are watched; interrupt to end that");
     loop {
@@ -79,15 +99,16 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
         let Ok(places) = requests::places(&directory) else {
             return Ok(ExitCode::SUCCESS);
         };
+        watch.plan.iter_mut().for_each(HealthPlan::look);
         for place in places.iter().filter(|place| !place.members.is_empty()) {
             let count = failing.entry(place.node.clone()).or_insert(0);
-            *count = match options.is_failing(&place.node, every) {
+            *count = match watch.is_failing(&place.node) {
                 true => *count + 1,
                 false => 0,
             };
             if *count >= options.times {
                 *count = 0;
-                options.leave(place, &places);
+                watch.leave(place, &places);
             }
         }
         match signals.wait_at_most(every) {
@@ -97,7 +118,7 @@ pub fn run(options: &Options) -> Result<ExitCode, AnyError> {
                 let places = requests::places(&directory)?;
                 let place = places.iter().find(|place| Some(&*place.node) == node);
                 match place {
-                    Some(place) => options.leave(place, &places),
+                    Some(place) => watch.leave(place, &places),
                     None => eprintln!("snaprig: SIGUSR1, and no --node of the job to be left"),
                 }
             }
@@ -114,22 +135,35 @@ struct Question<'a> {
     spares: Vec<&'a str>,
 }
 
-impl Options {
+/// Who watches.
+struct Watch<'a> {
+    options: &'a Options,
+    every: Duration,
+    plan: Option<HealthPlan>,
+}
+
+impl Watch<'_> {
     /// Whether a source of health says so.
-    fn is_failing(&self, node: &str, time_max: Duration) -> bool {
-        let by_command = self.health.as_deref().is_some_and(|command| {
-            let said = shell(command, &[("NODE", node)], b"", time_max);
-            match (said, self.above) {
+    fn is_failing(&self, node: &str) -> bool {
+        let Options {
+            health,
+            health_file,
+            above,
+            ..
+        } = self.options;
+        let by_command = health.as_deref().is_some_and(|command| {
+            let said = shell(command, &[("NODE", node)], b"", self.every);
+            match (said, above) {
                 (Err(_), _) => true,
                 (Ok(_), None) => false,
-                (Ok(said), Some(above)) => said.trim().parse().map_or(true, |is: f64| is > above),
+                (Ok(said), Some(above)) => said.trim().parse().map_or(true, |is: f64| is > *above),
             }
         });
         by_command
-            || self
-                .health_file
+            || health_file
                 .as_deref()
                 .is_some_and(|file| self.names(file, node))
+            || self.plan.as_ref().is_some_and(|plan| plan.names(node))
     }
 
     /// Whether a file names it.
@@ -139,15 +173,15 @@ impl Options {
         text.lines().any(|line| {
             let mut words = line.split_whitespace();
             let number = |word: Option<&str>| word.and_then(|word| word.parse::<f64>().ok());
+            let above = self.options.above;
             words.next() == Some(node)
-                && self
-                    .above
-                    .is_none_or(|above| number(words.next()).is_none_or(|is| is > above))
+                && above.is_none_or(|above| number(words.next()).is_none_or(|is| is > above))
         })
     }
 
     /// Has all processes of a node go on elsewhere. If they cannot, they are where they were.
     fn leave(&self, from: &Peopled, places: &[Peopled]) {
+        let options = self.options;
         let left = self.to(from, places).and_then(|to| match to {
             None => {
                 eprintln!(
@@ -156,7 +190,7 @@ impl Options {
                 );
                 Ok(())
             }
-            Some(to) => migrate(&self.migration, &from.node, Some(&to))?.print(self.json),
+            Some(to) => migrate(&options.migration, &from.node, Some(&to))?.print(options.json),
         });
         if let Err(error) = left {
             report::error(&*error);
@@ -165,9 +199,10 @@ impl Options {
 
     /// Where its processes are to go; none: nowhere.
     fn to(&self, from: &Peopled, places: &[Peopled]) -> Result<Option<String>, AnyError> {
-        let spares = spares(places);
-        let Some(policy) = &self.policy else {
-            let first = spares.first().ok_or("no node is spare")?;
+        let mut spares = spares(places);
+        spares.retain(|node| !self.is_failing(node));
+        let Some(policy) = &self.options.policy else {
+            let first = spares.first().ok_or("no node is spare and well")?;
             return Ok(Some((*first).to_owned()));
         };
         let question = serde_json::to_vec(&Question {
@@ -175,8 +210,7 @@ impl Options {
             members: &from.members,
             spares,
         })?;
-        let time_max = Duration::try_from_secs_f64(self.every)?;
-        let said = shell(policy, &[], &question, time_max)?;
+        let said = shell(policy, &[], &question, self.every)?;
         Ok(Some(said.trim().to_owned()).filter(|node| !node.is_empty()))
     }
 }

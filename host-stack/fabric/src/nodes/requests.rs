@@ -91,9 +91,9 @@ pub fn places(directory: &Path) -> io::Result<Vec<Peopled>> {
     Ok(text.lines().filter_map(place).collect())
 }
 
-/// Puts a file into its place, whole.
+/// Puts a file into its place, whole. Several processes may answer the same request: whose answer is the last one stays.
 pub fn put(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("new");
+    let new = path.with_extension(format!("{}-new", std::process::id()));
     fs::write(&new, bytes)?;
     fs::rename(new, path)
 }
@@ -322,6 +322,17 @@ mod tests {
             member_of("node1".into()),
             Wanted::Member("node1".into(), vec![])
         );
+    }
+
+    /// Who goes on with a member may be killed in the middle of saying so; then whoever keeps the nodes says that it was.
+    #[test]
+    fn an_answer_that_another_one_has_not_finished_is_in_nobodys_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let (answer, begun) = (directory.path().join("1-2.status"), "1-2.new");
+        fs::write(directory.path().join(begun), "{").unwrap();
+        put(&answer, b"137").unwrap();
+        assert_eq!(fs::read(&answer).unwrap(), b"137");
+        assert_eq!(fs::read(directory.path().join(begun)).unwrap(), b"{");
     }
 
     #[test]

@@ -210,9 +210,7 @@ impl State {
 
 impl Shared {
     fn over(&self, outcome: Outcome) {
-        if let Some(failure) = &outcome.failure {
-            tracing::error!("{}: {failure}", outcome.name.display());
-        }
+        outcome.log();
         lock(&self.state).outcomes.push_back(outcome);
         self.changed.notify_all();
     }

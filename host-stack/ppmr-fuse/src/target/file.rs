@@ -15,6 +15,7 @@ use snaprig_ppmr::driver::target::Reader;
 
 use super::window::{READ_MAX, Window};
 use crate::{
+    Outcome,
     layout::{self, Entry, LayoutError, Part},
     lock, mounted,
 };
@@ -45,6 +46,15 @@ impl File {
     pub fn attributes(&self, owner: (u32, u32)) -> FileAttr {
         let (bytes, mode) = (self.bytes.load(Ordering::Relaxed), lock(&self.entry).mode);
         mounted::file(self.ino, bytes, mode, owner, self.time)
+    }
+
+    /// What has become of it.
+    pub fn outcome(&self, failure: Option<String>) -> Outcome {
+        Outcome {
+            name: lock(&self.entry).name.clone(),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            failure,
+        }
     }
 }
 

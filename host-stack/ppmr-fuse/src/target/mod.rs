@@ -92,7 +92,7 @@ impl TargetMount {
     }
 
     /// Waits for a file that was read, or has failed: what became of it. None: there are as many as were to come, or somebody
-    /// has it stop ([`Self::stop`]).
+    /// has it stop ([`Self::stop`]), which is the failure of those that have come and were not read.
     pub fn next(&self) -> Option<Outcome> {
         let mut state = lock(&self.shared.state);
         loop {
@@ -143,6 +143,8 @@ struct State {
     files: BTreeMap<INodeNo, Coming>,
     /// How many have come.
     come: usize,
+    /// Streams that have begun and are not over, those that have no name yet included.
+    under_way: usize,
     outcomes: VecDeque<Outcome>,
     /// How many somebody was told of.
     told: usize,
@@ -164,6 +166,33 @@ impl State {
         files.find(|file| lock(&file.entry).name == name)
     }
 
+    /// A stream is over: what became of it, if that is for anybody to hear.
+    fn over(&mut self, outcome: Option<Outcome>) {
+        self.under_way -= 1;
+        if !self.is_stopped {
+            self.outcomes.extend(outcome.inspect(Outcome::log));
+        }
+    }
+
+    /// Nobody waits any longer: whatever was not read by now has failed.
+    fn stop(&mut self) {
+        if self.is_stopped {
+            return;
+        }
+        self.is_stopped = true;
+        let why = || Some("stopped before all of it was read".to_owned());
+        let named = self.files.values().map(|coming| coming.file.outcome(why()));
+        let nameless = self.under_way - self.files.len();
+        let nameless = std::iter::repeat_with(|| Outcome {
+            name: "without a name".into(),
+            bytes: 0,
+            failure: why(),
+        })
+        .take(nameless);
+        self.outcomes
+            .extend(named.chain(nameless).inspect(Outcome::log));
+    }
+
     /// Has nobody wait for files that nobody opens.
     fn make_room(&mut self) {
         let is_unopened = |coming: &Coming| coming.file.open.load(Ordering::Relaxed) == 0;
@@ -179,43 +208,37 @@ impl State {
 
 impl Shared {
     fn stop(&self) {
-        lock(&self.state).is_stopped = true;
+        lock(&self.state).stop();
         self.changed.notify_all();
     }
 
     /// Has a stream be a file, until it is over.
     fn take(&self, mut reader: Reader) {
+        lock(&self.state).under_way += 1;
         let (rank, head) = (reader.stream().rank, layout::read_head(&mut reader));
-        let outcome = match head {
+        match head {
             Ok(entry) => self.serve(reader, entry),
-            Err(error) => Some(Outcome {
+            Err(error) => lock(&self.state).over(Some(Outcome {
                 name: format!("rank {rank}").into(),
                 bytes: 0,
                 failure: Some(error.to_string()),
-            }),
-        };
-        if let Some(outcome) = outcome {
-            if let Some(failure) = &outcome.failure {
-                tracing::error!("{}: {failure}", outcome.name.display());
-            }
-            lock(&self.state).outcomes.push_back(outcome);
-            self.changed.notify_all();
+            })),
         }
+        self.changed.notify_all();
     }
 
-    /// None: nobody asks any more.
-    fn serve(&self, reader: Reader, entry: Entry) -> Option<Outcome> {
+    fn serve(&self, reader: Reader, entry: Entry) {
         let (asks, asked) = channel();
         let file = {
             let mut state = lock(&self.state);
             state.come += 1;
             let ino = INodeNo(INodeNo::ROOT.0 + state.come as u64);
             if state.find(&entry.name).is_some() {
-                return Some(Outcome {
+                return state.over(Some(Outcome {
                     name: entry.name,
                     bytes: 0,
                     failure: Some("another file of this name is there".into()),
-                });
+                }));
             }
             let file = Arc::new(File {
                 ino,
@@ -237,31 +260,23 @@ impl Shared {
         self.changed.notify_all();
         let renamed = |entry: Entry| self.rename(&file, entry);
         let mut stream = Stream::new(&file, reader);
-        let failure = loop {
-            let closed = stream.serve(&asked, &renamed)?;
+        loop {
+            let closed = stream.serve(&asked, &renamed);
             let mut state = lock(&self.state);
             // Somebody has opened it meanwhile.
-            if file.open.load(Ordering::Relaxed) > 0 {
+            if closed.is_some() && file.open.load(Ordering::Relaxed) > 0 {
                 continue;
             }
-            match closed {
-                Closed::Waits => continue,
-                Closed::Whole => {
-                    state.files.remove(&file.ino);
-                    break None;
-                }
-                Closed::Failed(failure) => {
-                    state.files.remove(&file.ino);
-                    break Some(failure);
-                }
-            }
-        };
-        let name = lock(&file.entry).name.clone();
-        Some(Outcome {
-            name,
-            bytes: file.bytes.load(Ordering::Relaxed),
-            failure,
-        })
+            let failure = match closed {
+                // Nobody asks any more.
+                None => return state.over(None),
+                Some(Closed::Waits) => continue,
+                Some(Closed::Whole) => None,
+                Some(Closed::Failed(failure)) => Some(failure),
+            };
+            state.files.remove(&file.ino);
+            return state.over(Some(file.outcome(failure)));
+        }
     }
 
     /// Whoever wrote the file calls it something else.

@@ -16,6 +16,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, poll},
     net::SocketFlags,
+    process::Pid,
 };
 use snaprig_ckpt::restart::{self, Complete, Restored, Staging};
 use snaprig_ckpt_image::chain::Chain;
@@ -143,9 +144,10 @@ impl Heir<'_> {
         told: impl FnOnce(&Result<Moved>),
     ) -> Result<PipeReader> {
         let (ordered, orders) = io::pipe().map_err(failed)?;
+        let heir = rustix::process::getpid();
         // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         match unsafe { libc::fork() } {
-            0 => process::exit(self.order(patience, runs, told)),
+            0 => process::exit(self.order(heir, patience, runs, told)),
             child if child < 0 => Err(failed(io::Error::last_os_error())),
             _ => {
                 drop(orders);
@@ -229,6 +231,7 @@ impl Heir<'_> {
     /// In a process of its own: the order, to its end.
     fn order(
         &self,
+        heir: Pid,
         patience: Duration,
         mut runs: PipeReader,
         told: impl FnOnce(&Result<Moved>),
@@ -243,6 +246,17 @@ impl Heir<'_> {
         });
         let since_it_runs = || since.get().map_or(Duration::ZERO, Instant::elapsed);
         let moved = job::move_member(self.job, &self.moves, &self.note, patience, since_it_runs);
+        // What others hear of its end is that they are not connected any more.
+        let is_gone = rustix::process::getppid() != Some(heir);
+        let moved = moved.map_err(|error| match is_gone {
+            true => Error::Job {
+                what: format!(
+                    "{}; where it was to go on, whoever takes it was killed, as when there is too little memory",
+                    crate::chain(&error)
+                ),
+            },
+            false => error,
+        });
         told(&moved);
         match moved {
             Ok(_) => 0,

@@ -345,6 +345,12 @@ fn send(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
+/// Whether a process is of the driver.
+fn is_driver(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.contains("snaprig-ckpt-driver"))
+}
+
 /// A process and its descendants.
 fn tree_of(pid: i32) -> Vec<i32> {
     let mut found = vec![pid];
@@ -678,6 +684,59 @@ impl Trees {
         let _ = supervisor.wait();
     }
 
+    /// SIGKILL for a supervisor alone.
+    pub fn kill_supervisor(&mut self, number: usize) {
+        let _ = self.supervisors[number].kill();
+    }
+
+    /// The same for a process of a supervisor's own, one of those that there are, if there are any. Whether it is between the
+    /// supervisor and a tree that it restores.
+    pub fn kill_helper(&mut self, number: usize, which: usize) -> bool {
+        let supervisor = self.supervisors[number].id() as i32;
+        let mut processes = tree_of(supervisor).split_off(1);
+        processes.retain(|pid| is_driver(*pid));
+        let Some(last) = processes.len().checked_sub(1) else {
+            return false;
+        };
+        let victim = processes[which % (last + 1)];
+        let is_between = tree_of(victim).len() > 1;
+        // It is a descendant of a child that has not been waited for.
+        send(victim, libc::SIGKILL);
+        is_between
+    }
+
+    /// Which of the first three that were started have not ended.
+    pub fn live(&mut self) -> [bool; 3] {
+        let mut live = self.supervisors.iter_mut();
+        let mut next = || {
+            live.next()
+                .is_some_and(|one| matches!(one.try_wait(), Ok(None)))
+        };
+        [next(), next(), next()]
+    }
+
+    /// Whether one of these has been printed.
+    pub fn has_said(&self, any: &[&str]) -> bool {
+        let output = self.output();
+        any.iter().any(|said| output.contains(said))
+    }
+
+    /// SIGKILL for programs that have lost their supervisors, and the end of them.
+    pub fn kill_orphans(&self) {
+        let directory = self.directory.path();
+        wait_until("no orphan is left", || {
+            let processes = fs::read_dir("/proc").unwrap().flatten();
+            let is_here = |entry: &fs::DirEntry| {
+                fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == directory)
+            };
+            let pids = processes.filter(is_here);
+            let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+            let left: Vec<i32> = pids.collect();
+            left.iter().for_each(|pid| send(*pid, libc::SIGKILL));
+            left.is_empty()
+        });
+    }
+
     /// The exit statuses of all that were started, when they have ended.
     pub fn ended(&mut self) -> Vec<i32> {
         let mut statuses = Vec::new();
@@ -707,9 +766,7 @@ impl Trees {
 
     pub fn kill_coordinator(&self) {
         if let Some(pid) = self.coordinator() {
-            let is_it = fs::read_to_string(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.contains("snaprig-ckpt-driver"));
-            if is_it {
+            if is_driver(pid) {
                 send(pid, libc::SIGKILL);
             }
         }
@@ -878,8 +935,21 @@ pub fn postgresql(settings: &[&str]) {
 
 /// How often something is done; SNAPRIG_CKPT_ROUNDS says otherwise.
 pub fn rounds(usual: u64) -> u64 {
-    let rounds = std::env::var("SNAPRIG_CKPT_ROUNDS");
-    rounds.map_or(usual, |rounds| rounds.parse().unwrap())
+    number("SNAPRIG_CKPT_ROUNDS", usual)
+}
+
+/// A number that a variable says, or the usual one.
+pub fn number(variable: &str, usual: u64) -> u64 {
+    let said = std::env::var(variable);
+    said.map_or(usual, |number| number.parse().unwrap())
+}
+
+/// What a seed draws for a round (SplitMix64).
+pub fn draw(seed: u64, round: u64) -> u64 {
+    let mut z = seed.wrapping_add(round.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
