@@ -34,6 +34,8 @@ use snaprig_supervisor::{
 /// How the image of a member that moves comes here.
 fn strategy(name: Option<&str>, job: &Path) -> Strategy {
     let host = Ipv4Addr::LOCALHOST.into();
+    // Of an sshd, what is relative is in a home.
+    let job = &std::path::absolute(job).unwrap_or_else(|_| job.into());
     let pipelined = Pipelined {
         host,
         buffers: Buffers {
