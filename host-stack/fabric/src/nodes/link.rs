@@ -72,7 +72,10 @@ impl FromStr for BitRate {
 impl fmt::Display for BitRate {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bits = self.bits_per_second;
-        let whole = UNITS.iter().rev().find(|(_, times)| bits.is_multiple_of(*times));
+        let whole = UNITS
+            .iter()
+            .rev()
+            .find(|(_, times)| bits.is_multiple_of(*times));
         match whole {
             Some((unit, times)) => write!(formatter, "{}{unit}", bits / times),
             None => write!(formatter, "{bits}bit"),
