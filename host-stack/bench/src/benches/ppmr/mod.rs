@@ -74,8 +74,11 @@ struct Samples {
     samples: Vec<f64>,
 }
 
+/// Measures what was chosen of it.
+type Part = fn(&Chosen) -> Result<Found, AnyError>;
+
 /// The parts, in the order in which they are run and shown.
-const PARTS: &[fn(&Chosen) -> Result<Found, AnyError>] = &[bandwidth::measure, migrations::measure];
+const PARTS: &[Part] = &[bandwidth::measure, migrations::measure];
 
 #[derive(Serialize)]
 struct Report {

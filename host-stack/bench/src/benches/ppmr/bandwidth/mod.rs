@@ -121,8 +121,11 @@ fn chosen_points(only: &str) -> Vec<Point> {
     all.into_iter().collect()
 }
 
-/// What not every machine and not every build has: which points need it, and what shows whether it is there.
-const NEEDS: [(&str, fn(&Point) -> bool, Stage); 2] = [
+/// Its name, which points need it, and the stage that shows whether it is there.
+type Need = (&'static str, fn(&Point) -> bool, Stage);
+
+/// What not every machine and not every build has.
+const NEEDS: [Need; 2] = [
     ("RDMA", is_rdma, Stage::Network(Way::Pull)),
     ("FUSE", is_fuse, Stage::Aggregation(Front::Fuse)),
 ];
