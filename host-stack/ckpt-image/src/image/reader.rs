@@ -145,6 +145,11 @@ impl<S: Source> Reader<S> {
         &self.source
     }
 
+    /// The same, for who reads what follows.
+    pub fn source_mut(&mut self) -> &mut S {
+        &mut self.source
+    }
+
     /// How many of its bytes have been read.
     pub fn offset(&self) -> u64 {
         self.grammar.offset()

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     net::{IpAddr, Ipv4Addr, TcpListener},
-    path::PathBuf,
+    path::{self, Path, PathBuf},
 };
 
 use clap::{Args, ValueEnum};
@@ -76,13 +76,13 @@ enum Compress {
 
 impl How {
     /// What the supervisor is told, where the member is to go on.
-    pub fn by(&self, name: Name, job: &std::path::Path) -> Result<Strategy, AnyError> {
+    pub fn by(&self, name: Name, job: &Path) -> Result<Strategy, AnyError> {
         let files = || match &self.files {
-            Some(files) => Ok(files.clone()),
+            Some(files) => Ok(absolute(files)),
             None if name == Name::Shared => {
                 Err("--strategy shared needs --files: a directory that both nodes have")
             }
-            None => Ok(job.to_owned()),
+            None => Ok(absolute(job)),
         };
         Ok(match name {
             Name::Memory => Strategy::Descriptor,
@@ -133,7 +133,7 @@ impl How {
         words.extend(["--transport".into(), word(&self.transport)]);
         words.extend(["--compress".into(), word(&self.compress)]);
         if let Some(files) = &self.files {
-            words.extend(["--files".into(), files.into()]);
+            words.extend(["--files".into(), absolute(files).into()]);
         }
         words.extend(["--pool".into(), self.pool.to_string().into()]);
         words.extend(["--chunk".into(), self.chunk.to_string().into()]);
@@ -152,6 +152,11 @@ impl Name {
             None => name,
         }
     }
+}
+
+/// The same directory, for processes that are elsewhere.
+fn absolute(directory: &Path) -> PathBuf {
+    path::absolute(directory).unwrap_or_else(|_| directory.to_owned())
 }
 
 /// A value as it is said.

@@ -10,6 +10,7 @@ use std::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use snaprig_ckpt::restart::Staging;
 use snaprig_ckpt_image::image::{FileSink, Options, Piece, Reader, Reading, Writer};
+use snaprig_image::Source;
 use snaprig_resources::error::{Error, Result};
 
 use super::{handover::Ahead, incoming::Incoming};
@@ -84,7 +85,13 @@ impl Coming {
     /// Waits for the next piece of it; whether there was one.
     pub fn next(&mut self) -> Result<bool> {
         let Some(piece) = self.reader.next()? else {
-            return Ok(false);
+            // Whoever sends it hears that all of it has been read from who reads its end.
+            let end = self.reader.source_mut().lend(1);
+            let end = end.map_err(|source| Error::io(super::IMAGE, source))?;
+            return match end {
+                [] => Ok(false),
+                _ => Err(super::nonsense("more than an image comes")),
+            };
         };
         let rest = &mut self.rest;
         self.staging.take(piece, |piece| {

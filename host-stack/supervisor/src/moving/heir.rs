@@ -209,16 +209,11 @@ impl Heir<'_> {
         ];
         ready.extend(comes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         loop {
-            let count = poll(&mut ready, None);
-            let is_ready = |at: usize| {
-                let one = ready.get(at);
-                one.is_some_and(|one| one.revents().contains(PollFlags::IN))
-            };
-            match count {
+            match poll(&mut ready, None) {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed(error)),
-                Ok(_) if is_ready(0) => return Ok(Ready::Said),
-                Ok(_) if is_ready(2) => return Ok(Ready::Comes),
+                Ok(_) if ready[0].revents().contains(PollFlags::IN) => return Ok(Ready::Said),
+                Ok(_) if ready[1].revents().is_empty() => return Ok(Ready::Comes),
                 Ok(_) => {
                     return Err(Error::Job {
                         what: format!("{} has not come", self.moves.member),
