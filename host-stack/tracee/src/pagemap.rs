@@ -35,7 +35,15 @@ pub struct Pagemap {
 impl Pagemap {
     /// Of a process.
     pub fn open(pid: pid_t) -> Result<Self> {
-        let path = format!("/proc/{pid}/pagemap");
+        Self::at(format!("/proc/{pid}/pagemap"), pid)
+    }
+
+    /// Of the calling process, whatever number it has in the /proc that is mounted (pid_namespaces(7)).
+    pub fn own_process() -> Result<Self> {
+        Self::at("/proc/self/pagemap".into(), std::process::id() as pid_t)
+    }
+
+    fn at(path: String, pid: pid_t) -> Result<Self> {
         let file = File::open(&path).map_err(|source| Error::io(path, source))?;
         Ok(Self { file, pid })
     }

@@ -9,16 +9,15 @@
 //! as slots are.
 //!
 //! Linux makes no one mapping of memory that came by fork(2) and of what is mapped beside it later, in any process
-//! (`is_mergeable_anon_vma`): mremap(2) does not take both at once before the next move.
+//! (`is_mergeable_anon_vma`), and mremap(2) does not take both at once: so a process is given no part of a mapping.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     ops::Range,
-    process, ptr, slice,
+    ptr, slice,
 };
 
-use libc::pid_t;
 use snaprig_ckpt_image::image::{PAGE, Piece};
 use snaprig_resources::{
     error::{Error, Result},
@@ -26,7 +25,11 @@ use snaprig_resources::{
     state::{Area, Backing, Body, Process, Tree},
     target::{Targets, clear, put},
 };
-use snaprig_tracee::{pagemap::Pagemap, ranges::Ranges, remote::Call};
+use snaprig_tracee::{
+    pagemap::Pagemap,
+    ranges::Ranges,
+    remote::{Call, call},
+};
 
 /// Where slots are: programs, and what instruments them (the shadow memory of sanitizers), rarely have anything there.
 const SLOTS: Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
@@ -112,6 +115,28 @@ impl Staging {
                 said: vec![false; ((end - at) / PAGE) as usize],
             };
             self.slots.insert((space, memory.start), slot);
+        }
+    }
+
+    /// As memory of a space is when its processes stand still: what has become longer has room here, too. Only by who has
+    /// reserved it, before fork(2).
+    pub fn grow(&mut self, space: u32, memory: Range<u64>) {
+        let slots = self.slots.range_mut((space, 0)..(space, memory.end));
+        let mut slots = slots.rev().take_while(|(_, slot)| slot.end > memory.start);
+        let (Some(((_, first), slot)), None) = (slots.next(), slots.next()) else {
+            return;
+        };
+        let before = first.saturating_sub(memory.start);
+        let behind = memory.end.saturating_sub(slot.end);
+        if before.max(behind) > ROOM {
+            return;
+        }
+        let wanted = slot.at - before..slot.at + (slot.end - first) + behind;
+        let Range { start, end } = slot.mapped;
+        for more in [wanted.start..start, end..wanted.end] {
+            if !more.is_empty() && map(more.clone(), slot.is_unreserved).is_ok() {
+                slot.mapped = slot.mapped.start.min(more.start)..slot.mapped.end.max(more.end);
+            }
         }
     }
 
@@ -269,32 +294,23 @@ impl Staging {
         }
     }
 
-    /// Where all of some memory is here, and which of it has its pages: what was not there when it was told of is mapped.
+    /// Where all of some memory is here, and which of it has its pages.
     fn whole(
-        &mut self,
+        &self,
         space: u32,
         memory: Range<u64>,
         is_unreserved: bool,
     ) -> Option<(u64, Range<u64>)> {
-        let mut slots = self.slots.range_mut((space, 0)..(space, memory.end)).rev();
+        let mut slots = self.slots.range((space, 0)..(space, memory.end)).rev();
         let ((_, first), slot) = slots.next().filter(|(_, slot)| slot.end > memory.start)?;
         let is_one = slots
             .next()
             .is_none_or(|(_, slot)| slot.end <= memory.start);
-        let before = first.saturating_sub(memory.start);
-        let behind = memory.end.saturating_sub(slot.end);
-        if !is_one || before.max(behind) > ROOM || slot.is_unreserved != is_unreserved {
-            return None;
-        }
-        let Range { start, end } = slot.mapped;
-        for more in [start - before..start, end..end + behind] {
-            if !more.is_empty() {
-                map(more, is_unreserved).ok()?;
-            }
-        }
-        slot.mapped = start - before..end + behind;
+        let at = (slot.at + memory.start).checked_sub(*first)?;
+        let end = at + (memory.end - memory.start);
+        let is_mapped = slot.mapped.start <= at && end <= slot.mapped.end;
         let pages = memory.start.max(*first)..memory.end.min(slot.end);
-        Some(((slot.at + memory.start) - first, pages))
+        (is_one && is_mapped && slot.is_unreserved == is_unreserved).then_some((at, pages))
     }
 
     /// Before a process is forked: it, or its descendants, are those of `processes`, and no other memory is theirs.
@@ -324,7 +340,14 @@ impl Staging {
     /// The calls that move it to where it belongs.
     pub(super) fn moves(&self, process: &Process) -> Vec<Call> {
         let given = self.given(process);
-        given.map(|(start, at)| moved(at, start)).collect()
+        given
+            .flat_map(|(start, at)| {
+                // Its children were made without it ([`Self::give`]); those that it makes itself have it.
+                let advice = libc::MADV_DOFORK as u64;
+                let is_forked = [at.start, at.end - at.start, advice];
+                [call(libc::SYS_madvise, is_forked), moved(at, start)]
+            })
+            .collect()
     }
 
     /// Whether an area is part of it.
@@ -335,7 +358,7 @@ impl Staging {
 
     /// Fills in what slots have that no process was given.
     pub(super) fn fill_left(&self, targets: &Targets) -> Result<()> {
-        let own = Pagemap::open(process::id() as pid_t)?;
+        let own = Pagemap::own_process()?;
         let none = Ranges::default();
         for ((space, first), slot) in &self.slots {
             let given = self.filled.get(space).unwrap_or(&none);

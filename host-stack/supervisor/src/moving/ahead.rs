@@ -46,18 +46,19 @@ impl Coming {
 
     /// More of it is there.
     pub fn take(&mut self, ahead: Ahead) -> Result<()> {
-        // What has been read of memory that is told of only now is in the rest.
-        if self.is_at_its_front() {
-            for piece in ahead.large {
-                let memory = piece.start..piece.end;
-                self.staging
-                    .reserve(piece.space, memory, piece.is_unreserved);
+        let is_at_its_front = self.reader.batches() == 0;
+        for piece in ahead.large {
+            let (space, memory) = (piece.space, piece.start..piece.end);
+            match is_at_its_front {
+                true => self.staging.reserve(space, memory, piece.is_unreserved),
+                // What has been read of memory that is told of only now is in the rest.
+                false => self.staging.grow(space, memory),
             }
         }
-        let until = ahead.written.unwrap_or(u64::MAX);
+        let (before, until) = (self.reader.offset(), ahead.written.unwrap_or(u64::MAX));
         while self.reader.offset() < until && self.next()? {}
         // While the tree stands still, it takes longer than it saves.
-        if ahead.written.is_some() {
+        if ahead.written.is_some_and(|until| until > before) {
             self.staging.compact();
         }
         Ok(())
@@ -69,10 +70,6 @@ impl Coming {
             Front::Memory { .. } => None,
             Front::Incoming(incoming) => incoming.comes(),
         }
-    }
-
-    fn is_at_its_front(&self) -> bool {
-        self.reader.batches() == 0
     }
 
     /// All of it is there, or is about to be: the memory, and an image of the rest.

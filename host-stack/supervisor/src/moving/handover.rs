@@ -49,7 +49,7 @@ enum Message {
 /// How much there is of an image whose tree still runs.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ahead {
-    /// Memory that is large, and was not told of before.
+    /// Memory that is large, as it is now.
     pub large: Vec<Piece>,
     /// Bytes of the image; none: all that are to come.
     pub written: Option<u64>,

@@ -27,6 +27,8 @@ pub struct Leaving {
     /// Its image, where that is in memory of this machine: it is nobody's once the tree is restored.
     memory: Option<File>,
     image: Image<Box<dyn Sink>>,
+    /// Its heir reads the image before all else has come, and says when it has.
+    is_told: bool,
     ready: Option<PreparedTree>,
     stopped: Option<Stopped>,
 }
@@ -38,6 +40,7 @@ impl Leaving {
             handover: None,
             memory: None,
             image: Image::None,
+            is_told: false,
             ready: None,
             stopped: None,
         }
@@ -131,10 +134,12 @@ impl Leaving {
             }
         };
         let stopped = self.stopped.insert(stopped);
-        if self.note.way.is_read_at_once() {
-            let large = begun.large();
-            let written = None;
-            handover.send_ahead(Ahead { large, written }, None)?;
+        let is_read_at_once = self.note.way.is_read_at_once();
+        self.is_told = is_read_at_once || begun.is_ahead();
+        if self.is_told {
+            let (large, written) = (begun.large(), (!is_read_at_once).then_some(0));
+            let memory = self.memory.as_ref().map(AsFd::as_fd);
+            handover.send_ahead(Ahead { large, written }, memory)?;
         }
         self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?), None);
         reached(&faults::SENDING);
@@ -153,7 +158,7 @@ impl Leaving {
         let (_, written) = saved.finish()?;
         self.image = Image::Written(Box::new(written.next));
         self.note.way.arrive()?;
-        if self.note.way.is_read_at_once() {
+        if self.is_told {
             handover.wait_until_read()?;
         }
         let network = stopped.network()?;
