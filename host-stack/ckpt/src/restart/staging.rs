@@ -440,12 +440,14 @@ fn advise(part: &Range<u64>, advice: i32) -> io::Result<()> {
     }
 }
 
-/// Makes huge pages where all of one is about to be written to, and none of it is there: one fault instead of hundreds.
+/// Makes huge pages where most of one is about to be written to, from its front on, and none of it is there: one fault instead
+/// of hundreds.
 fn make_huge(part: Range<u64>) {
     let first = part.start.next_multiple_of(HUGE_BYTES);
     for start in (first..part.end).step_by(HUGE_BYTES as usize) {
         let block = start..start + HUGE_BYTES;
-        if block.end <= part.end && resident(&block) == 0 {
+        let is_most = block.start + HUGE_BYTES / 2 <= part.end;
+        if is_most && resident(&block) == 0 {
             // There is nothing to be collapsed where no page is.
             // SAFETY: the address is of a slot, which this mapped and nobody else knows of.
             unsafe { ptr::write_volatile(start as *mut u8, 0) };
@@ -467,7 +469,7 @@ fn resident(block: &Range<u64>) -> usize {
     };
     match asked {
         0 => pages.iter().filter(|page| **page & 1 == 1).count(),
-        // Then it is as good as there.
+        // It is not all mapped: there is to be no huge page.
         _ => pages.len(),
     }
 }

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     io,
+    os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex,
         mpsc::{Sender, channel},
@@ -84,7 +85,12 @@ impl Door {
         self.listener.address()
     }
 
-    /// Lets sources in until it is over, which is looked at when somebody comes.
+    /// What nobody comes in by any more when it is shut down (shutdown(2)).
+    pub fn listening(&self) -> io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
+    /// Lets sources in until it is over, which is looked at when somebody comes, or nobody can any more.
     pub fn serve(
         self,
         is_over: impl Fn() -> bool,

@@ -1,4 +1,5 @@
-//! The pool of a node: memory in chunks, all of it one mapping, which an HCA can know as one region.
+//! The pool of a node: memory in chunks, all of it one mapping, which an HCA can know as one region. It is shared memory: the
+//! child of a fork(2) has the same (a [common pool](super::common)), and is not given a copy of what an HCA knows.
 //!
 //! Peers and their HCAs may write to chunks while they are read: those are copied, and nothing in Rust ever refers to them.
 //! Behind them is what a source's writers fill themselves ([`lent`](super::lent)), which nobody else writes to.
@@ -35,27 +36,14 @@ impl Memory {
 
     /// The same, with as many bytes more to lend.
     pub fn lending(buffers: &Buffers, chunks: u32, bytes: usize) -> io::Result<Self> {
-        Self::mapped(buffers, (chunks, bytes), MapFlags::PRIVATE)
-    }
-
-    /// The same, which the child of a fork(2) has as well.
-    pub fn shared(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
-        Self::mapped(buffers, (chunks, 0), MapFlags::SHARED)
-    }
-
-    fn mapped(
-        buffers: &Buffers,
-        (chunks, lent_bytes): (u32, usize),
-        whose: MapFlags,
-    ) -> io::Result<Self> {
         let chunk_bytes = buffers.chunk_bytes;
         let pool = (chunks as usize).checked_mul(chunk_bytes as usize);
         let pool = pool.and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
         let pool = pool.ok_or(io::ErrorKind::OutOfMemory)?;
-        let bytes = pool.checked_add(lent_bytes);
+        let bytes = pool.checked_add(bytes);
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = (whose | MapFlags::NORESERVE).bits() | MAP_ANONYMOUS;
+        let flags = (MapFlags::SHARED | MapFlags::NORESERVE).bits() | MAP_ANONYMOUS;
         let region = MmapRegion::build(None, bytes, protection.bits() as i32, flags as i32);
         Ok(Self {
             region: region.map_err(io::Error::other)?,

@@ -3,14 +3,16 @@
 use std::{
     collections::BTreeMap,
     io::{self, Read},
+    os::fd::OwnedFd,
     sync::{
         Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
+use rustix::net::{Shutdown, shutdown};
 use snaprig_peers::{Address, Token};
 
 use super::{
@@ -47,9 +49,6 @@ pub struct Takes {
     pub pool: Option<CommonPool>,
 }
 
-/// How long it is tried to tell whoever waits for sources that there is to be none.
-const WAKE_MAX: Duration = Duration::from_secs(1);
-
 impl Default for Takes {
     /// As many processes as the paper has on a node (section V-A).
     fn default() -> Self {
@@ -69,6 +68,7 @@ impl Default for Takes {
 pub struct TargetNode {
     shared: Arc<Shared<Taking>>,
     address: Address,
+    listening: OwnedFd,
     /// None: it has ended.
     serves: Mutex<Option<thread::JoinHandle<()>>>,
     begun: Mutex<Receiver<StreamId>>,
@@ -116,7 +116,7 @@ impl TargetNode {
         let sides = [Mode::Pull, Mode::Push].map(Side::Target);
         let ways = Ways::new(takes.transport, &takes.port, &memory, &sides)?;
         let door = Door::open(address, token, ways)?;
-        let address = door.address()?;
+        let (address, listening) = (door.address()?, door.listening()?);
         let (begin, begins) = channel();
         let taking = Taking {
             memory: memory.clone(),
@@ -140,6 +140,7 @@ impl TargetNode {
         Ok(Self {
             shared,
             address,
+            listening,
             serves: Mutex::new(Some(serves)),
             begun: Mutex::new(begins),
         })
@@ -176,7 +177,7 @@ impl TargetNode {
         };
         after.finish();
         // Who waits for sources looks, and takes the name of a Unix socket away.
-        if self.address.connect(WAKE_MAX).is_ok()
+        if shutdown(&self.listening, Shutdown::Both).is_ok()
             && let Some(serves) = lock(&self.serves).take()
         {
             let _ = serves.join();

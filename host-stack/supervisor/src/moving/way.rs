@@ -34,8 +34,8 @@ use super::{network, scp::Scp};
 
 /// The stream of a tree's image: a source has no other.
 const RANK: u32 = 0;
-/// What is lent for all buffers of an image's writer: those below, and its own.
-const LENT_BYTES: usize = 8 * (5 << 20);
+/// What is lent for all buffers of an image's writer, its own among them.
+const LENT_BYTES: usize = (PIPELINE_BUFFERS + 3) * (4 << 20) + (1 << 20);
 
 /// The fastest there is but for those that hardly compress.
 const ZSTD_LEVEL: i32 = 1;
