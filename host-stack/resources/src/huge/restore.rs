@@ -37,13 +37,17 @@ struct Part {
 /// Refuses a tree for which there are too few huge pages: what is reserved for it (mmap(2), MAP_NORESERVE), and what has
 /// data.
 pub fn enough(tree: &Tree, chain: &Chain) -> Result<()> {
+    enough_within(tree, chain, PATIENCE)
+}
+
+fn enough_within(tree: &Tree, chain: &Chain, patience: Duration) -> Result<()> {
     let parts = parts(tree)?;
     if parts.is_empty() {
         return Ok(());
     }
     for (page_bytes, pages) in wanted(&parts, chain) {
         let kib = page_bytes >> 10;
-        let available = available(page_bytes, pages);
+        let available = available(page_bytes, pages, patience);
         let what = match available {
             Some(available) if available >= pages => continue,
             Some(available) => format!(
@@ -58,9 +62,9 @@ pub fn enough(tree: &Tree, chain: &Chain) -> Result<()> {
 }
 
 /// Takes ordinary pages for a tree's huge ones if those are too few; why. Files in a hugetlbfs are what they are. A segment
-/// then has the size of all its pages.
+/// then has the size of all its pages. Whoever else has them keeps them as long as this is not done: nobody waits for them.
 pub fn do_without(tree: &mut Tree, chain: &Chain) -> Result<Option<String>> {
-    let why = match enough(tree, chain) {
+    let why = match enough_within(tree, chain, Duration::ZERO) {
         Err(Error::Missing { what }) => what,
         other => return other.map(|()| None),
     };
@@ -81,11 +85,11 @@ pub fn do_without(tree: &mut Tree, chain: &Chain) -> Result<Option<String>> {
 
 /// How many pages can be had, as soon as they are enough: the kernel gives back what an IPC namespace had some time after
 /// its last process has ended, and most often that is the same program.
-fn available(page_bytes: u64, enough: u64) -> Option<u64> {
+fn available(page_bytes: u64, enough: u64, patience: Duration) -> Option<u64> {
     let begun = Instant::now();
     loop {
         let available = pages::available(page_bytes);
-        if begun.elapsed() > PATIENCE || available.is_none_or(|available| available >= enough) {
+        if begun.elapsed() >= patience || available.is_none_or(|available| available >= enough) {
             return available;
         }
         thread::sleep(BETWEEN_LOOKS);
