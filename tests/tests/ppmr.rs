@@ -121,7 +121,7 @@ fn files_go_over_links_there_and_back() {
     let _alone = one_job();
     let mut job = JobOnNodes::launched_over("lu", &LINK, &SLOWLY);
     for (from, to) in [("node3", "node5"), ("node5", "node3")] {
-        let migrated = migrate(&job.job(), from, to, &["--strategy", "local"]);
+        let migrated = migrated(&job.job(), from, to, &["--strategy", "local"]);
         let steps = migrated["members"][0]["steps_ms"].as_array().cloned();
         let steps = steps.expect("steps");
         let write = steps.iter().find(|step| step[0] == "write");
