@@ -24,6 +24,7 @@ const MAP_ANONYMOUS: u32 = 0x20;
 pub struct Memory {
     region: MmapRegion,
     chunk_bytes: u32,
+    chunks: u32,
     /// Where the next bytes begin that can be lent.
     unlent: AtomicUsize,
 }
@@ -48,6 +49,7 @@ impl Memory {
         Ok(Self {
             region: region.map_err(io::Error::other)?,
             chunk_bytes,
+            chunks,
             unlent: AtomicUsize::new(pool),
         })
     }
@@ -85,7 +87,7 @@ impl Memory {
 
     /// Some bytes of a chunk, if it has them.
     pub fn part(&self, slot: u32, at: u32, bytes: u32) -> Option<VolatileSlice<'_>> {
-        if at.checked_add(bytes)? > self.chunk_bytes {
+        if slot >= self.chunks || at.checked_add(bytes)? > self.chunk_bytes {
             return None;
         }
         let chunk = (slot as usize).checked_mul(self.chunk_bytes as usize)?;
@@ -108,13 +110,14 @@ mod tests {
 
     #[test]
     fn what_is_lent_is_nobody_elses() {
-        let memory = Memory::lending(&Buffers::default(), 2, 3 * PAGE_BYTES).unwrap();
-        let lent = [1, PAGE_BYTES + 1, 1].map(|bytes| memory.lend(bytes));
+        const LENT_BYTES: usize = 64 * PAGE_BYTES;
+        let memory = Memory::lending(&Buffers::default(), 2, LENT_BYTES).unwrap();
+        let lent = [1, LENT_BYTES - PAGE_BYTES, 1].map(|bytes| memory.lend(bytes));
         let pool = 256 << 10;
-        let [end, all] = [pool + PAGE_BYTES, pool + 3 * PAGE_BYTES];
+        let [end, all] = [pool + PAGE_BYTES, pool + LENT_BYTES];
         assert_eq!(lent, [Some(pool..end), Some(end..all), None]);
-        assert!(memory.at(pool as u64, 3 * PAGE_BYTES as u32).is_some());
-        assert!(memory.at(pool as u64, 3 * PAGE_BYTES as u32 + 1).is_none());
+        assert!(memory.at(pool as u64, LENT_BYTES as u32).is_some());
+        assert!(memory.at(pool as u64, LENT_BYTES as u32 + 1).is_none());
         // No chunk is there.
         assert_eq!(memory.slot_at(pool as u64, 128 << 10), None);
     }
