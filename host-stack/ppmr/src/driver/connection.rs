@@ -4,7 +4,7 @@
 
 use std::{
     io::{self, Read},
-    sync::Arc,
+    sync::{Arc, Condvar, Mutex},
     thread,
     time::Duration,
 };
@@ -12,12 +12,15 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_peers::Stream;
 
-use super::{memory::Memory, outbox::Outbox, rdma, tcp};
+use super::{lock, memory::Memory, outbox::Outbox, rdma, tcp};
 use crate::message::{Messages, encode_framed};
 
 const READ_BYTES: usize = 64 << 10;
 /// How long the other side may take to let in what was said to it last.
 const LINGER_MAX: Duration = Duration::from_millis(200);
+
+/// How long what the other side has said may take longer to come than the end of its chunks.
+const HEAR_MAX: Duration = Duration::from_secs(1);
 
 /// What a connection's threads tell its node.
 pub trait Node: Send + Sync + 'static {
@@ -69,7 +72,25 @@ pub enum Way {
 pub struct Connection {
     messages: Arc<Outbox>,
     control: Stream,
+    hearing: Arc<Hearing>,
     chunks: Chunks,
+}
+
+/// Whether messages still come.
+#[derive(Debug, Default)]
+struct Hearing {
+    is_over: Mutex<bool>,
+    over: Condvar,
+}
+
+/// Held by the thread that hears.
+struct Hears(Arc<Hearing>);
+
+impl Drop for Hears {
+    fn drop(&mut self) {
+        *lock(&self.0.is_over) = true;
+        self.0.over.notify_all();
+    }
 }
 
 #[derive(Debug)]
@@ -126,12 +147,27 @@ impl Connection {
         };
         let says = messages.clone();
         start(&alive, move |_| says.run());
-        start(&alive, move |node| hear(hears, node));
+        let hearing = Arc::<Hearing>::default();
+        let until_over = Hears(hearing.clone());
+        start(&alive, move |node| {
+            let _until_over = until_over;
+            hear(hears, node)
+        });
         Ok(Self {
             messages,
             control,
+            hearing,
             chunks,
         })
+    }
+
+    /// The other side has ended the way of chunks. What it said before may still be on its way over another socket: it is
+    /// heard first, if that does not take long.
+    pub fn hear_out(&self) {
+        let is_over = lock(&self.hearing.is_over);
+        let over = &self.hearing.over;
+        // How it has ended does not matter.
+        drop(over.wait_timeout_while(is_over, HEAR_MAX, |is_over| !*is_over));
     }
 
     /// Whether chunks go by RDMA.

@@ -343,7 +343,9 @@ impl Node for Threads {
 
     fn lost(&self) {
         let gone = std::mem::replace(&mut lock(&self.0.state).peer, Peer::Gone);
-        drop(gone);
+        if let Peer::Target(connection) = gone {
+            connection.hear_out();
+        }
     }
 
     fn closed(&self) {

@@ -92,24 +92,25 @@ impl Coming {
         };
         let rest = &mut self.rest;
         self.staging.take(piece, |piece| {
-            Ok(match piece {
-                Piece::State(state) => rest.state_bytes(state.bytes())?,
+            let written = match piece {
+                Piece::State(state) => rest.state_bytes(state.bytes()),
                 Piece::Pages {
                     space,
                     address,
                     bytes,
-                } => rest.pages(space, address, bytes)?,
+                } => rest.pages(space, address, bytes),
                 Piece::Zeroes {
                     space,
                     address,
                     bytes,
-                } => rest.zeroes(space, address, bytes)?,
+                } => rest.zeroes(space, address, bytes),
                 Piece::Gone {
                     space,
                     address,
                     bytes,
-                } => rest.gone(space, address, bytes)?,
-            })
+                } => rest.gone(space, address, bytes),
+            };
+            Ok(written?)
         })?;
         Ok(true)
     }
@@ -120,7 +121,7 @@ pub enum Front {
     /// In memory of this machine: whatever offset others have in it.
     Memory { image: File, at: u64 },
     /// As it comes.
-    Incoming(Incoming),
+    Incoming(Box<Incoming>),
 }
 
 impl Read for Front {

@@ -151,7 +151,7 @@ impl Awaited {
         }
         let front = match (std::mem::replace(self, Self::Descriptor), image) {
             (Self::Descriptor, Some(image)) => Front::Memory { image, at: 0 },
-            (Self::Pipeline(incoming), None) => Front::Incoming(incoming),
+            (Self::Pipeline(incoming), None) => Front::Incoming(Box::new(incoming)),
             // All of it is waited for first.
             (other, _) => {
                 *self = other;
@@ -185,7 +185,9 @@ impl Awaited {
         match (self, image) {
             (Self::Coming(coming), _) => coming.finish(),
             (Self::Descriptor, Some(image)) => Ok((Staging::default(), image)),
-            (Self::Pipeline(incoming), _) => Coming::new(Front::Incoming(incoming))?.finish(),
+            (Self::Pipeline(incoming), _) => {
+                Coming::new(Front::Incoming(Box::new(incoming)))?.finish()
+            }
             (Self::Kept { incoming, file, .. }, _) => {
                 incoming.whole()?;
                 Ok((Staging::default(), file))
