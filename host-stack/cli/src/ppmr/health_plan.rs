@@ -16,7 +16,7 @@ use crate::AnyError;
 
 snaprig_wire::fault_points! {
     /// All nodes are looked at.
-    LOOK = "health.look", "ppmr watch looks at the health of nodes; a node begins to fail", [Crash];
+    LOOK = "health.look", "ppmr watch looks at nodes: one begins to fail", [Crash];
 }
 
 /// A plan, and what has come of it.
