@@ -765,10 +765,10 @@ impl Trees {
     }
 
     pub fn kill_coordinator(&self) {
-        if let Some(pid) = self.coordinator() {
-            if is_driver(pid) {
-                send(pid, libc::SIGKILL);
-            }
+        if let Some(pid) = self.coordinator()
+            && is_driver(pid)
+        {
+            send(pid, libc::SIGKILL);
         }
     }
 
