@@ -88,6 +88,7 @@ migrations! {
         &["--strategy", "ppmr"],
         &["--strategy", "ppmr", "--push", "--pool", "1M", "--chunk", "64K"],
         &["--strategy", "ppmr", "--pre-copy"],
+        &["--strategy", "ppmr", "--post-copy"],
     ];
     by_files: "bt", &[
         &["--strategy", "rdma-local"],

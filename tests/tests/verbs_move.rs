@@ -27,11 +27,12 @@ const PAIR: &str = "\
     wait $server && exit $client";
 
 /// How what a node has comes to another one.
-const WAYS: [&[&str]; 4] = [
+const WAYS: [&[&str]; 5] = [
     &["--strategy", "ppmr", "--transport", RDMA],
     &["--strategy", "ppmr", "--transport", "tcp"],
     &["--strategy", "shared"],
     &["--strategy", "ppmr", "--pre-copy", "--push"],
+    &["--strategy", "ppmr", "--post-copy", "--transport", RDMA],
 ];
 /// By RDMA, if the program is built with it.
 const RDMA: &str = if cfg!(feature = "rdma") {

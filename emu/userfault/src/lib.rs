@@ -1,23 +1,25 @@
 //! userfaultfd(2): who writes to memory waits, or is noted, or what a file has is put into a page table
-//! (ioctl_userfaultfd(2)).
+//! (ioctl_userfaultfd(2)); or who touches memory whose pages are still to come waits for them ([`missing`]).
 //!
 //! What must stay true: a userfaultfd is for faults of ring 3 alone (UFFD_USER_MODE_ONLY), which is all that ordinary users
 //! may have, unless those of system calls are asked for, too ([`Userfault::of_all`]); it is made by the system call:
 //! /dev/userfaultfd is root's on most machines. It may also be another process's, which has made it for us: addresses are
 //! those of the process that made it. Dropping it wakes who waits, and has all areas be what they were before.
 
+pub mod missing;
 pub mod scan;
 
 use std::{
     io,
     ops::Range,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
 use linux_raw_sys::{
     general::{
-        UFFD_API, UFFD_USER_MODE_ONLY, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_WP,
-        uffdio_api, uffdio_continue, uffdio_range, uffdio_register, uffdio_writeprotect,
+        UFFD_API, UFFD_USER_MODE_ONLY, UFFDIO_REGISTER_MODE_MINOR, UFFDIO_REGISTER_MODE_MISSING,
+        UFFDIO_REGISTER_MODE_WP, uffdio_api, uffdio_continue, uffdio_range, uffdio_register,
+        uffdio_writeprotect,
     },
     ioctl,
 };
@@ -35,6 +37,12 @@ pub mod features {
     pub const PROTECT_UNPOPULATED: u64 = general::UFFD_FEATURE_WP_UNPOPULATED as u64;
     /// The kernel resolves faults of write protection by itself, and notes them in the page table.
     pub const NOTE_WRITES: u64 = general::UFFD_FEATURE_WP_ASYNC as u64;
+    /// What the process does to its memory is told of ([`Happened`](super::missing::Happened)), and waits until that has been
+    /// read: its children have a userfaultfd each. It takes CAP_SYS_PTRACE.
+    pub const FOLLOW: u64 = (general::UFFD_FEATURE_EVENT_FORK
+        | general::UFFD_FEATURE_EVENT_REMAP
+        | general::UFFD_FEATURE_EVENT_REMOVE
+        | general::UFFD_FEATURE_EVENT_UNMAP) as u64;
 }
 
 /// The faults that an area is registered for: UFFDIO_REGISTER_MODE_ bits.
@@ -45,6 +53,8 @@ pub enum Mode {
     WriteProtect = UFFDIO_REGISTER_MODE_WP as u64,
     /// Pages that the file has, and the page table has not.
     Minor = UFFDIO_REGISTER_MODE_MINOR as u64,
+    /// Pages that are not there.
+    Missing = UFFDIO_REGISTER_MODE_MISSING as u64,
 }
 
 /// A userfaultfd. Areas are of whole pages.
@@ -60,8 +70,7 @@ impl Userfault {
     /// Likewise, but system calls that fault wait, too, where the process may have that: with CAP_SYS_PTRACE, or with
     /// vm.unprivileged_userfaultfd. Elsewhere they fail with EFAULT.
     pub fn of_all(features: u64) -> io::Result<Self> {
-        let all = FLAGS & !u64::from(UFFD_USER_MODE_ONLY);
-        Self::make(all, features).or_else(|_| Self::own(features))
+        Self::make(FLAGS_OF_ALL, features).or_else(|_| Self::own(features))
     }
 
     fn make(flags: u64, features: u64) -> io::Result<Self> {
@@ -71,7 +80,7 @@ impl Userfault {
         Self::with(unsafe { userfaultfd(flags) }?, features)
     }
 
-    /// Of the process that has made the descriptor, with [`FLAGS`], and has not begun to use it.
+    /// Of the process that has made the descriptor, with [`FLAGS`] or [`FLAGS_OF_ALL`], and has not begun to use it.
     pub fn with(fd: OwnedFd, features: u64) -> io::Result<Self> {
         let userfault = Self(fd);
         let api = uffdio_api {
@@ -128,19 +137,39 @@ impl Userfault {
     }
 
     fn ioctl<T>(&self, request: u32, mut argument: T) -> io::Result<()> {
+        self.ioctl_with(request, &mut argument)
+    }
+
+    fn ioctl_with<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
         // SAFETY: the structure is the one that the request's number is made of, by the callers, all of this module. It
-        // has no pointers, and addresses of the userfaultfd's process alone, whose page tables the kernel looks up and
-        // checks: it writes to the structure, which is this function's own.
-        match unsafe { libc::ioctl(self.0.as_raw_fd(), request.into(), &raw mut argument) } {
+        // has addresses of the userfaultfd's process, whose page tables the kernel looks up and checks, and of this one at
+        // most those of memory that the caller has borrowed to be read: the kernel writes to the structure alone.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), request.into(), &raw mut *argument) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 }
 
+impl AsFd for Userfault {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Userfault {
+    /// One that is in use already, and that another process has sent.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
 /// What userfaultfd(2) is asked for by whoever makes one: O_CLOEXEC, O_NONBLOCK, UFFD_USER_MODE_ONLY.
 pub const FLAGS: u64 =
     libc::O_CLOEXEC as u64 | libc::O_NONBLOCK as u64 | UFFD_USER_MODE_ONLY as u64;
+
+/// The same without UFFD_USER_MODE_ONLY: system calls that fault wait, too. The process needs CAP_SYS_PTRACE for it.
+pub const FLAGS_OF_ALL: u64 = FLAGS & !(UFFD_USER_MODE_ONLY as u64);
 
 /// UFFDIO_WRITEPROTECT_MODE_WP, which is no constant of the library's.
 const PROTECT: u64 = 1;

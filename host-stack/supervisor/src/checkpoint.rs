@@ -14,6 +14,7 @@
 
 use std::{
     fs::File,
+    ops::Range,
     os::fd::BorrowedFd,
     path::Path,
     thread,
@@ -27,7 +28,7 @@ use crate::{
 };
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
-use snaprig_ckpt::dump::{self, Described, Named, Purpose, Survey};
+use snaprig_ckpt::dump::{self, Deferred, Described, Named, Purpose, Saving, Survey};
 use snaprig_ckpt_image::{
     image::{FileSink, Header, ImageId, Options as WriteOptions, Sink, Summary, Writer},
     store::{Joined, Member, Store},
@@ -305,15 +306,34 @@ impl<S: Sink> NewImage<S> {
 
     /// Writes what is left of the pages, and the state. All bytes have been read when it returns: who goes on need not
     /// wait for the disk.
-    pub fn save(mut self, stopped: &mut Stopped, known: &mut History) -> Result<Saved<S>> {
-        let written = self.write(stopped, known);
-        let left = written.map_err(|error| match stopped.frozen.lost() {
+    pub fn save(self, stopped: &mut Stopped, known: &mut History) -> Result<Saved<S>> {
+        let defer = |_: &Described, _: &mut [Saving]| Vec::new();
+        Ok(self.save_but(defer, stopped, known)?.0)
+    }
+
+    /// The same, but for the pages that can wait: they are to be [written](Saved::write_deferred) later.
+    pub fn save_deferring(
+        self,
+        stopped: &mut Stopped,
+        known: &mut History,
+    ) -> Result<(Saved<S>, Vec<Deferred>)> {
+        self.save_but(dump::defer, stopped, known)
+    }
+
+    fn save_but(
+        mut self,
+        defer: impl FnOnce(&Described, &mut [Saving]) -> Vec<Deferred>,
+        stopped: &mut Stopped,
+        known: &mut History,
+    ) -> Result<(Saved<S>, Vec<Deferred>)> {
+        let written = self.write(defer, stopped, known);
+        let (left, deferred) = written.map_err(|error| match stopped.frozen.lost() {
             Some(pid) => Error::Killed { pid },
             None => error,
         })?;
         reached(&faults::WRITTEN);
         let is_tracked = self.is_tracking && known.tracking.is_possible();
-        Ok(Saved {
+        let saved = Saved {
             writer: self.writer,
             round: self.round,
             images: self.images,
@@ -324,13 +344,19 @@ impl<S: Sink> NewImage<S> {
                 passes: self.precopy.passes,
                 stopped: left,
             },
-        })
+        };
+        Ok((saved, deferred))
     }
 }
 
 impl<S: Sink> NewImage<S> {
-    /// How many bytes of private memory were left.
-    fn write(&mut self, stopped: &mut Stopped, known: &mut History) -> Result<u64> {
+    /// How many bytes of private memory were left, and what is left for later.
+    fn write(
+        &mut self,
+        defer: impl FnOnce(&Described, &mut [Saving]) -> Vec<Deferred>,
+        stopped: &mut Stopped,
+        known: &mut History,
+    ) -> Result<(u64, Vec<Deferred>)> {
         let Stopped {
             described,
             frozen,
@@ -340,14 +366,15 @@ impl<S: Sink> NewImage<S> {
         let begun = Instant::now();
         described.number(&mut self.spaces)?;
         let tracking = self.is_tracking.then_some(&mut known.tracking);
-        let saving = dump::look(described, frozen, tracking, &mut self.spaces)?;
+        let mut saving = dump::look(described, frozen, tracking, &mut self.spaces)?;
         known.report_tracking();
         let looked = Instant::now();
-        let left = saving.iter().map(dump::Saving::bytes).sum();
+        let deferred = defer(described, &mut saving);
+        let left = saving.iter().map(Saving::bytes).sum();
         dump::write(described, saving, &mut self.spaces, &mut self.writer)?;
         (pause.scan, pause.copy) = (looked - begun, looked.elapsed());
         pause.ahead = self.precopy.stopped;
-        Ok(left)
+        Ok((left, deferred))
     }
 }
 
@@ -608,6 +635,16 @@ impl<S: Sink> Saved<S> {
     /// The image is not to be.
     pub fn abandon(self, known: &mut History) {
         known.abandoned(self.before, self.spaces);
+    }
+
+    /// Writes some of the pages that were left for later.
+    pub fn write_deferred(&mut self, deferred: &mut Deferred, part: Range<u64>) -> Result<()> {
+        deferred.write(part, &mut self.writer)
+    }
+
+    /// The sink has all that was written so far.
+    pub fn settle(&mut self) -> Result<()> {
+        Ok(self.writer.settle(0)?)
     }
 
     /// Waits until the sink has all of it, and gives that back.

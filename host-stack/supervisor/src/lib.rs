@@ -62,7 +62,7 @@ pub use self::{
     migrate::{Migrated, Target, receive},
     moving::{
         inherit,
-        way::{Pipelined, Strategy},
+        way::{Copying, Pipelined, Strategy},
     },
     schedule::Schedule,
     supervisor::{Options, Program, launch, launch_in},

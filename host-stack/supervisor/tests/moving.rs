@@ -206,6 +206,17 @@ fn whoever_dies_while_an_image_is_on_its_way_there_is_one_of_the_tree() {
 }
 
 #[test]
+fn whoever_dies_while_memory_follows_there_is_one_of_the_tree_or_a_checkpoint_of_all() {
+    for whoever in [
+        [Some("move.following"), None, None],
+        [None, None, Some("move.filled")],
+        [None, None, Some("move.runs")],
+    ] {
+        dies("post-copy", whoever);
+    }
+}
+
+#[test]
 fn whoever_dies_while_a_file_is_copied_there_is_one_of_the_tree() {
     for whoever in [
         [Some("move.sending"), None, None],
@@ -219,7 +230,7 @@ fn whoever_dies_while_a_file_is_copied_there_is_one_of_the_tree() {
 fn a_member_moves_by_each_way_that_its_image_may_take() {
     let mut trees = Trees::new();
     streams(&mut trees, [None, None]);
-    for (times, strategy) in (1..).zip(["ppmr", "pre-copy", "rdma-local", "shared"]) {
+    for (times, strategy) in (1..).zip(["ppmr", "pre-copy", "post-copy", "rdma-local", "shared"]) {
         trees.begin_move_by("server", strategy, None);
         wait_until(&format!("server has moved by {strategy}"), || {
             trees.output().matches("server has moved").count() == times
@@ -281,6 +292,7 @@ impl Victim {
     /// Steps at which it can end itself, where the image goes this way.
     fn steps(self, way: &str) -> &'static [&'static str] {
         match self {
+            Self::Source if way == "post-copy" => &["move.following", "move.leaves"],
             Self::Source => &[
                 "move.begun",
                 "move.sending",
@@ -291,6 +303,7 @@ impl Victim {
             ],
             Self::Other => &["move.begun", "move.connected", "move.follows"],
             Self::Heir => &["move.arrived", "move.restored", "move.decided", "move.runs"],
+            Self::OfHeir if way == "post-copy" => &["move.coming", "move.filled"],
             Self::OfHeir if PIPELINES.contains(&way) => &["move.coming"],
             Self::OfHeir | Self::Coordinator => &[],
         }
@@ -298,9 +311,17 @@ impl Victim {
 }
 
 /// Ways that an image takes, as the driver is told.
-const WAYS: [&str; 6] = ["", "ppmr", "pre-copy", "rdma-local", "local", "shared"];
+const WAYS: [&str; 7] = [
+    "",
+    "ppmr",
+    "pre-copy",
+    "post-copy",
+    "rdma-local",
+    "local",
+    "shared",
+];
 /// Those by which a process beside the heir takes it.
-const PIPELINES: [&str; 3] = ["ppmr", "pre-copy", "rdma-local"];
+const PIPELINES: [&str; 4] = ["ppmr", "pre-copy", "post-copy", "rdma-local"];
 /// What is said of a move that is over.
 const OVER: [&str; 3] = ["has moved", "does not move", "is not reachable"];
 /// A move is over after less than that.
@@ -408,6 +429,16 @@ fn whoever_is_killed_at_any_moment_there_is_one_of_the_tree() {
 
 #[test]
 fn private_memory_that_changes_goes_along() {
+    changes_by("");
+}
+
+#[test]
+fn private_memory_that_changes_is_never_missed_before_it_has_followed() {
+    changes_by("post-copy");
+}
+
+/// Programs whose memory comes, goes, moves and is inherited while they move by a strategy.
+fn changes_by(strategy: &str) {
     let grown = ["grown", "grown-child"];
     for (program, at_last) in [("growing.c", &grown[..]), ("churn.c", &[])] {
         let (_directory, changing) = compiled(program, &[]);
@@ -420,7 +451,7 @@ fn private_memory_that_changes_goes_along() {
                     at_last.iter().all(|name| trees.has(name))
                 });
             }
-            trees.begin_move("one", None);
+            trees.begin_move_by("one", strategy, None);
             wait_until("one has moved", || {
                 trees.output().matches("one has moved").count() == times
             });

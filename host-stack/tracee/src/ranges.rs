@@ -17,7 +17,7 @@ impl Ranges {
     }
 
     /// The ranges, in order.
-    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + Clone {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Range<u64>> + Clone {
         self.0.iter().cloned()
     }
 

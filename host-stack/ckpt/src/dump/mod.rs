@@ -39,7 +39,7 @@ use crate::locks;
 use self::areas::Flags;
 pub use self::{
     process::{SIGNALS, code_among, credentials, own_session_keyring},
-    write::{Saving, look, write},
+    write::{Deferred, Saving, defer, look, write},
 };
 pub use snaprig_resources::{
     copy::copy_running, files::named::Named, resource::Purpose,

@@ -1,11 +1,13 @@
 //! Writes what processes have in their memory, and has each kind of state write what it has.
 
+use std::ops::Range;
+
 use super::Described;
 use crate::faults;
 use libc::pid_t;
 use snaprig_ckpt_image::image::{Sink, Writer};
 use snaprig_resources::{
-    copy::{copy_held, write_gone, write_mapped, write_part},
+    copy::{PageWriter, copy_held, write_gone, write_mapped, write_part},
     error::{Error, Result},
     spaces::{Key, Space, Spaces},
     state::{Area, Backing},
@@ -43,7 +45,78 @@ impl Saving {
     pub fn bytes(&self) -> u64 {
         self.readable.bytes() + self.hidden.bytes() + self.nameless.bytes()
     }
+
+    /// Leaves for later what `can_wait`.
+    fn defer(&mut self, can_wait: &Ranges) -> Deferred {
+        let pages = self.readable.within(can_wait);
+        self.readable = self.readable.without(&pages);
+        Deferred {
+            pid: self.pid,
+            shares: self.shares,
+            space: self.space,
+            pages,
+        }
+    }
 }
+
+/// Pages of a process that stands still, which are copied when all else of its tree has been.
+pub struct Deferred {
+    pid: pid_t,
+    shares: bool,
+    /// Its number.
+    pub space: u32,
+    /// What is still to be copied.
+    pub pages: Ranges,
+}
+
+impl Deferred {
+    /// Writes some of it.
+    pub fn write(&mut self, part: Range<u64>, writer: &mut dyn PageWriter) -> Result<()> {
+        let part = Ranges::from(part).within(&self.pages);
+        self.pages = self.pages.without(&part);
+        let at = (self.pid, 0);
+        copy_held(self.space, at, &part, gather(self.shares), writer)
+    }
+}
+
+/// Leaves for later what of processes' memory nobody needs before they run: of what is private, the parts that are large, and
+/// that a userfaultfd(2) can be waited for at, in them and in children of theirs.
+pub fn defer(described: &Described, saving: &mut [Saving]) -> Vec<Deferred> {
+    let bodies = described.tree.processes.iter();
+    let bodies = bodies.filter_map(|process| process.body.as_ref());
+    let deferred = saving.iter_mut().zip(bodies);
+    let deferred = deferred.map(|(saving, body)| saving.defer(&can_wait(&body.areas)));
+    let is_some = |deferred: &Deferred| deferred.pages.bytes() > 0;
+    deferred.filter(is_some).collect()
+}
+
+/// Smaller memory is not worth a wait for it.
+const DEFERRED_MIN: u64 = 1 << 20;
+
+fn can_wait(areas: &[Area]) -> Ranges {
+    /// Stacks that grow; what is locked; what kernels may drop; what children do not have, or have as zeroes.
+    const NOT: [&[u8; 2]; 5] = [b"gd", b"lo", b"dp", b"dc", b"wf"];
+    let is_plain = |area: &&Area| {
+        !area.is_shared
+            && area.backing == Backing::Anonymous
+            && area.huge_bytes == 0
+            && !NOT.iter().any(|flag| area.flags.contains(flag))
+    };
+    let areas = areas.iter().filter(is_plain);
+    let pieces: Ranges = areas.map(|area| area.start..area.end).collect();
+    let is_large = |piece: &Range<u64>| piece.end - piece.start >= DEFERRED_MIN;
+    pieces.iter().filter(is_large).collect()
+}
+
+/// How pages of a process are read.
+fn gather(shares: bool) -> Gather {
+    match shares {
+        true => memory::gather_shared,
+        false => memory::gather,
+    }
+}
+
+type Gather = fn(pid_t, &[libc::iovec], &mut [u8]) -> snaprig_tracee::error::Result<()>;
 
 /// Looks which pages of a tree that stands still the chain does not have. With `tracking`, writes are tracked from now
 /// on.
@@ -159,17 +232,9 @@ pub fn write<S: Sink>(
     writer: &mut Writer<S>,
 ) -> Result<()> {
     for saving in saving {
-        let gather = match saving.shares {
-            true => memory::gather_shared,
-            false => memory::gather,
-        };
-        copy_held(
-            saving.space,
-            (saving.pid, 0),
-            &saving.readable,
-            gather,
-            writer,
-        )?;
+        let at = (saving.pid, 0);
+        let gather = gather(saving.shares);
+        copy_held(saving.space, at, &saving.readable, gather, writer)?;
         // What a process may not read itself is read with its tracer's rights.
         let file = memory::open(saving.pid, false)?;
         for part in saving.hidden.iter() {

@@ -11,6 +11,7 @@ mod areas;
 mod credentials;
 mod fill;
 mod groups;
+mod lacks;
 mod namespaces;
 mod process;
 mod rebuilding;
@@ -33,6 +34,7 @@ use snaprig_tracee::{error::Error as TraceeError, trace::Tracee};
 
 pub use self::{
     groups::place,
+    lacks::Lacks,
     namespaces::{Complete, exit_code, run},
     staging::Staging,
 };
@@ -126,11 +128,23 @@ impl<'a> Restored<'a> {
         drops_privileges: bool,
         board: Option<&Board>,
     ) -> Result<()> {
+        self.grow_lacking(chain, drops_privileges, board, None)
+    }
+
+    /// The same, but for what follows: its processes wait for what is missing, also in system calls.
+    pub fn grow_lacking(
+        &mut self,
+        chain: &Chain,
+        drops_privileges: bool,
+        board: Option<&Board>,
+        lacks: Option<Lacks<'_>>,
+    ) -> Result<()> {
         let Some(opened) = &mut self.opened else {
             return Ok(());
         };
         let made = (opened, &self.resources, &self.staging);
-        (self.threads, self.hidden) = grow(self.tree, chain, made, drops_privileges, board)?;
+        let how = (drops_privileges, board);
+        (self.threads, self.hidden) = grow(self.tree, chain, made, how, lacks)?;
         Ok(())
     }
 
@@ -153,14 +167,51 @@ impl<'a> Restored<'a> {
 
     /// All of it runs.
     pub fn go(mut self, complete: Complete) -> Result<()> {
+        self.before_it_runs()?;
+        reached(&faults::RESTART_HELD);
+        for thread in &self.threads {
+            thread.unbind()?;
+        }
+        self.keep_from_now_on(complete);
+        self.let_go()
+    }
+
+    /// All of it runs, and ends with this process, or when this is dropped, until it is [kept](Self::keep).
+    pub fn run(&mut self) -> Result<()> {
+        self.before_it_runs()?;
+        reached(&faults::RESTART_HELD);
+        self.let_go()
+    }
+
+    /// What runs goes on, whatever becomes of this process.
+    pub fn keep(mut self, complete: Complete) {
+        self.keep_from_now_on(complete);
+    }
+
+    fn keep_from_now_on(&mut self, complete: Complete) {
+        complete.set();
+        self.runs = true;
+        reached(&faults::RESTART_COMPLETE);
+    }
+
+    fn before_it_runs(&mut self) -> Result<()> {
         for hidden in self.hidden.drain(..) {
             hidden.show()?;
         }
-        self.resources
-            .iter()
-            .for_each(|kind| kind.before_it_runs(self.tree));
-        let_go(&self.threads, complete)?;
-        self.runs = true;
+        let kinds = self.resources.iter();
+        kinds.for_each(|kind| kind.before_it_runs(self.tree));
+        Ok(())
+    }
+
+    /// Those of a tree that is not complete end by the hand of process 1, if this process does, which is a moment later.
+    fn let_go(&self) -> Result<()> {
+        for thread in &self.threads {
+            match thread.detach(0) {
+                // Somebody has killed it.
+                Err(TraceeError::Gone { .. }) | Ok(()) => reached(&faults::RESTART_LET_GO),
+                Err(error) => return Err(error.into()),
+            }
+        }
         Ok(())
     }
 }
@@ -232,8 +283,8 @@ fn grow(
     tree: &Tree,
     chain: &Chain,
     (opened, resources, staging): (&mut Opened, &Resources, &Staging),
-    drops_privileges: bool,
-    board: Option<&Board>,
+    (drops_privileges, board): (bool, Option<&Board>),
+    lacks: Option<Lacks<'_>>,
 ) -> Result<(Vec<Tracee>, Vec<Hidden>)> {
     let quiet = board.map(Board::quiet);
     seed::plant(tree, opened, resources, staging)?;
@@ -252,6 +303,10 @@ fn grow(
     }
     fill::fill(chain, &targets, staging).map_err(|error| huge::explained(tree, error))?;
     drop(targets);
+    // From here on, processes are looked into, and make calls with what they have.
+    if let Some(lacks) = lacks {
+        lacks.wait(&growing)?;
+    }
     reached(&faults::RESTART_FILLED);
     let mut hidden = Vec::new();
     if opened.carried.is_some() {
@@ -279,23 +334,4 @@ fn grow(
         }
     }
     Ok((threads, hidden))
-}
-
-/// All of them run on, also if this process dies, from one moment on. Before that they end with it: those that it has
-/// let go of already by the hand of process 1, which is a moment later.
-fn let_go(threads: &[Tracee], complete: Complete) -> Result<()> {
-    reached(&faults::RESTART_HELD);
-    for thread in threads {
-        thread.unbind()?;
-    }
-    complete.set();
-    reached(&faults::RESTART_COMPLETE);
-    for thread in threads {
-        match thread.detach(0) {
-            // Somebody has killed it.
-            Err(TraceeError::Gone { .. }) | Ok(()) => reached(&faults::RESTART_LET_GO),
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }

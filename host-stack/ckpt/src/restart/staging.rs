@@ -495,7 +495,7 @@ fn is_unreserved(area: &Area) -> bool {
 }
 
 /// Whether areas may be of one mapping.
-fn is_beside(area: &Area, next: &Area) -> bool {
+pub(super) fn is_beside(area: &Area, next: &Area) -> bool {
     area.end == next.start
         && is_plain(area)
         && is_plain(next)

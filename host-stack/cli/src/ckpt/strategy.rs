@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use snaprig_fabric::Node;
 use snaprig_ppmr::{Buffers, Mode, driver::transport};
-use snaprig_supervisor::{Pipelined, Strategy};
+use snaprig_supervisor::{Copying, Pipelined, Strategy};
 
 use super::mounted::FileSystem;
 use crate::{AnyError, size};
@@ -49,6 +49,10 @@ pub struct How {
     /// With ppmr: most of the memory goes before the member stands still
     #[arg(long)]
     pre_copy: bool,
+    /// With ppmr: most of the memory goes after the member has, which runs meanwhile, and waits for what it touches. If the
+    /// way between both nodes is lost before the last of it, so is the member
+    #[arg(long, conflicts_with = "pre_copy")]
+    post_copy: bool,
     /// With ppmr and rdma-local: the pool of buffers at each end
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = size::parse)]
     pool: u64,
@@ -122,7 +126,11 @@ impl How {
                 Transport::Tcp => transport::Transport::Tcp,
                 Transport::Rdma => transport::Transport::Rdma,
             },
-            pre_copy: self.pre_copy,
+            copy: match (self.pre_copy, self.post_copy) {
+                (true, _) => Copying::Before,
+                (_, true) => Copying::After,
+                _ => Copying::Stopped,
+            },
             compress: self.compress == Compress::Auto,
         })
     }
@@ -139,6 +147,7 @@ impl How {
         words.extend(["--chunk".into(), self.chunk.to_string().into()]);
         words.extend(self.push.then(|| "--push".into()));
         words.extend(self.pre_copy.then(|| "--pre-copy".into()));
+        words.extend(self.post_copy.then(|| "--post-copy".into()));
         words
     }
 }

@@ -27,8 +27,8 @@ use std::{
 use snaprig_ckpt_plugin::{Event, Options as PluginOptions, Plugin, register};
 use snaprig_ppmr::{Buffers, driver::transport::Transport};
 use snaprig_supervisor::{
-    Error, Job, JobDump, Mode, Options, Pipelined, Policy, Program, Reply, Reporter, Request,
-    Schedule, Settings, Strategy, Target, faults,
+    Copying, Error, Job, JobDump, Mode, Options, Pipelined, Policy, Program, Reply, Reporter,
+    Request, Schedule, Settings, Strategy, Target, faults,
 };
 
 /// How the image of a member that moves comes here.
@@ -44,11 +44,15 @@ fn strategy(name: Option<&str>, job: &Path) -> Strategy {
         },
         mode: snaprig_ppmr::Mode::Pull,
         transport: Transport::Tcp,
-        pre_copy: name == Some("pre-copy"),
+        copy: match name {
+            Some("pre-copy") => Copying::Before,
+            Some("post-copy") => Copying::After,
+            _ => Copying::Stopped,
+        },
         compress: true,
     };
     match name {
-        Some("ppmr" | "pre-copy") => Strategy::Pipeline(pipelined),
+        Some("ppmr" | "pre-copy" | "post-copy") => Strategy::Pipeline(pipelined),
         Some("rdma-local") => Strategy::RdmaLocal(pipelined, job.into()),
         Some("local") => Strategy::Local(host, job.into()),
         Some("shared") => Strategy::Shared(job.into()),

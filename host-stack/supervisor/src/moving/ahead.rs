@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io,
     os::{fd::BorrowedFd, unix::fs::FileExt},
 };
 
@@ -22,7 +22,23 @@ pub struct Coming {
     /// All that has no place in memory yet.
     rest: Writer<FileSink>,
     kept: File,
+    /// What is behind the tree's state is not for now.
+    defers: bool,
+    has_state: bool,
 }
+
+/// What has been read of an image.
+pub struct Read {
+    /// Memory that is in place.
+    pub staging: Staging,
+    /// An image of all else.
+    pub image: File,
+    /// What follows, if anything does.
+    pub rest: Option<Remainder>,
+}
+
+/// What is behind the state in an image whose tree does not wait for all of its memory.
+pub struct Remainder(Reader<Reading<Front>>);
 
 impl Coming {
     /// The image has just been begun.
@@ -41,6 +57,8 @@ impl Coming {
             reader,
             staging: Staging::default(),
             kept,
+            defers: false,
+            has_state: false,
         })
     }
 
@@ -55,6 +73,7 @@ impl Coming {
                 false => self.staging.grow(space, memory),
             }
         }
+        self.defers |= ahead.defers;
         let (before, until) = (self.reader.offset(), ahead.written.unwrap_or(u64::MAX));
         while self.reader.offset() < until && self.next()? {}
         // While the tree stands still, it takes longer than it saves.
@@ -66,30 +85,35 @@ impl Coming {
 
     /// What can be read when more of it is there, if it comes by itself.
     pub fn comes(&self) -> Option<BorrowedFd<'_>> {
-        match self.reader.source().get_ref() {
-            Front::Memory { .. } => None,
-            Front::Incoming(incoming) => incoming.comes(),
-        }
+        let is_wanted = !self.is_over();
+        is_wanted.then(|| self.reader.source().get_ref().comes())?
     }
 
-    /// All of it is there, or is about to be: the memory, and an image of the rest.
-    pub fn finish(mut self) -> Result<(Staging, File)> {
+    /// Whether the rest is not for now.
+    fn is_over(&self) -> bool {
+        self.defers && self.has_state
+    }
+
+    /// All of it that is for now is there, or is about to be.
+    pub fn finish(mut self) -> Result<Read> {
         while self.next()? {}
         self.rest.finish()?;
-        Ok((self.staging, self.kept))
+        Ok(Read {
+            staging: self.staging,
+            image: self.kept,
+            rest: self.defers.then_some(Remainder(self.reader)),
+        })
     }
 
     /// Waits for the next piece of it; whether there was one.
     pub fn next(&mut self) -> Result<bool> {
+        if self.is_over() {
+            return Ok(false);
+        }
         let Some(piece) = self.reader.next()? else {
-            // Whoever sends it hears that all of it has been read from who reads its end.
-            let end = self.reader.source_mut().lend(1);
-            let end = end.map_err(|source| Error::io(super::IMAGE, source))?;
-            return match end {
-                [] => Ok(false),
-                _ => Err(super::nonsense("more than an image comes")),
-            };
+            return ends(&mut self.reader).map(|()| false);
         };
+        self.has_state |= matches!(piece, Piece::State(_));
         let rest = &mut self.rest;
         self.staging.take(piece, |piece| {
             let written = match piece {
@@ -116,6 +140,32 @@ impl Coming {
     }
 }
 
+impl Remainder {
+    /// What can be read when more of it is there.
+    pub fn comes(&self) -> Option<BorrowedFd<'_>> {
+        self.0.source().get_ref().comes()
+    }
+
+    /// Waits for the next piece; none: that was all ([`Self::ends`]).
+    pub fn next(&mut self) -> Result<Option<Piece<'_>>> {
+        Ok(self.0.next()?)
+    }
+
+    /// All of it has been read, and was what was sent.
+    pub fn ends(&mut self) -> Result<()> {
+        ends(&mut self.0)
+    }
+}
+
+/// Whoever sends an image hears that all of it has been read from who reads its end.
+fn ends(reader: &mut Reader<Reading<Front>>) -> Result<()> {
+    let end = reader.source_mut().lend(1);
+    match end.map_err(|source| Error::io(super::IMAGE, source))? {
+        [] => Ok(()),
+        _ => Err(super::nonsense("more than an image comes")),
+    }
+}
+
 /// An image from its front on.
 pub enum Front {
     /// In memory of this machine: whatever offset others have in it.
@@ -124,7 +174,17 @@ pub enum Front {
     Incoming(Box<Incoming>),
 }
 
-impl Read for Front {
+impl Front {
+    /// What can be read when more of it is there, if it comes by itself.
+    fn comes(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Memory { .. } => None,
+            Self::Incoming(incoming) => incoming.comes(),
+        }
+    }
+}
+
+impl io::Read for Front {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Memory { image, at } => {

@@ -11,7 +11,7 @@ use snaprig_ckpt::restart::Staging;
 use snaprig_resources::error::{Error, Result};
 
 use super::{
-    ahead::{Coming, Front},
+    ahead::{Coming, Front, Read},
     handover::Ahead,
     incoming::Incoming,
     scp::Sshd,
@@ -181,22 +181,27 @@ impl Awaited {
     }
 
     /// The tree stands still: what of it has been read, and its image.
-    pub fn finish(self, image: Option<File>) -> Result<(Staging, File)> {
+    pub fn finish(self, image: Option<File>) -> Result<Read> {
+        let in_file = |image| Read {
+            staging: Staging::default(),
+            image,
+            rest: None,
+        };
         match (self, image) {
             (Self::Coming(coming), _) => coming.finish(),
-            (Self::Descriptor, Some(image)) => Ok((Staging::default(), image)),
+            (Self::Descriptor, Some(image)) => Ok(in_file(image)),
             (Self::Pipeline(incoming), _) => {
                 Coming::new(Front::Incoming(Box::new(incoming)))?.finish()
             }
             (Self::Kept { incoming, file, .. }, _) => {
                 incoming.whole()?;
-                Ok((Staging::default(), file))
+                Ok(in_file(file))
             }
             (Self::File { kept, .. }, _) => {
                 let path = kept.path();
                 let file = File::open(path);
                 let file = file.map_err(|source| Error::io(path.display().to_string(), source))?;
-                Ok((Staging::default(), file))
+                Ok(in_file(file))
             }
             (Self::Descriptor, None) => Err(super::nonsense("it has no image")),
         }

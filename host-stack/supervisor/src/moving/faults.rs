@@ -7,6 +7,10 @@ snaprig_wire::fault_points! {
     SENDING = "move.sending", "source: the image is on its way", [Crash];
     /// Heir: some of the image has come through a pipeline, to whoever takes it there.
     COMING = "move.coming", "who takes the image: some of it has come", [Crash];
+    /// Source: some of the memory that the tree does not wait for is on its way.
+    FOLLOWING = "move.following", "source: some memory follows the tree", [Crash];
+    /// Beside the heir: some of it is in place.
+    FILLED = "move.filled", "who puts memory in place: some is", [Crash];
     /// Source: the tree stands still, and is in the image.
     SAVED = "move.saved", "source: the tree is in the image", [Crash];
     /// Source: its heir has been given everything.

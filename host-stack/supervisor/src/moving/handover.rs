@@ -26,6 +26,7 @@ use snaprig_resources::{
     opened::{Carried, Item},
 };
 
+use super::postcopy::{Follows, PARTS_MAX, Part};
 use crate::precopy::Piece;
 
 /// Most bytes of a sheet: as much as a tree may have of both.
@@ -43,6 +44,8 @@ const SAID_MAX: usize = 2000;
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     Ahead(Ahead),
+    /// Memory that the tree does not wait for: these, and what was told of before.
+    Follows(Vec<Part>),
     All(Sheet),
 }
 
@@ -53,6 +56,8 @@ pub struct Ahead {
     pub large: Vec<Piece>,
     /// Bytes of the image; none: all that are to come.
     pub written: Option<u64>,
+    /// But for those behind the tree's state.
+    pub defers: bool,
 }
 
 /// What comes.
@@ -60,6 +65,8 @@ pub struct Ahead {
 struct Sheet {
     /// Where files of plugins are.
     directory: PathBuf,
+    /// Its image comes along.
+    has_image: bool,
     /// Sockets and memory, in the order in which they come.
     items: Vec<Item>,
 }
@@ -77,7 +84,18 @@ pub struct Arrived {
     /// None: it has come another way.
     pub image: Option<File>,
     pub network: OwnedFd,
+    /// Memory that follows, and where it is asked for.
+    pub follows: Option<(Follows, OwnedFd)>,
     pub carried: Carried,
+}
+
+/// Descriptors that a tree leaves with, beside its own.
+pub struct Fds<'a> {
+    /// Its image, if that has no other way.
+    pub image: Option<BorrowedFd<'a>>,
+    pub network: BorrowedFd<'a>,
+    /// Where memory that follows is asked for.
+    pub questions: Option<BorrowedFd<'a>>,
 }
 
 /// A connection between both.
@@ -142,19 +160,33 @@ impl Handover {
         packets::send(&self.0, READ, &[]).map_err(failed)
     }
 
+    /// Memory that the tree does not wait for.
+    pub fn send_follows(&self, follows: &Follows) -> Result<()> {
+        for some in follows.parts().chunks(PARTS_MAX) {
+            let some = encode(&Message::Follows(some.to_owned()));
+            packets::send(&self.0, &some, &[]).map_err(failed)?;
+        }
+        Ok(())
+    }
+
     /// All of a tree leaves.
     pub fn send(
         &self,
         directory: &Path,
-        (image, network): (Option<BorrowedFd<'_>>, BorrowedFd<'_>),
+        fds: &Fds<'_>,
         carried: &[(Item, BorrowedFd<'_>)],
     ) -> Result<()> {
         let sheet = Sheet {
             directory: directory.to_owned(),
+            has_image: fds.image.is_some(),
             items: carried.iter().map(|(item, _)| *item).collect(),
         };
         let sheet = encode(&Message::All(sheet));
-        let fds: Vec<_> = [network].into_iter().chain(image).collect();
+        let fds = [fds.network]
+            .into_iter()
+            .chain(fds.image)
+            .chain(fds.questions);
+        let fds: Vec<_> = fds.collect();
         packets::send(&self.0, &sheet, &fds).map_err(failed)?;
         for some in carried.chunks(FDS_MAX) {
             let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
@@ -166,20 +198,28 @@ impl Handover {
     /// More of a tree comes.
     pub fn receive(&self) -> Result<Came> {
         let mut bytes = vec![0; SHEET_MAX];
-        let (len, fds) = packets::receive(&self.0, &mut bytes)
-            .map_err(failed)?
-            .ok_or_else(ended)?;
-        let message = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
-        let sheet = match message {
-            Message::Ahead(ahead) => {
-                let image = fds.into_iter().next();
-                return Ok(Came::Ahead(ahead, image.map(File::from)));
+        let mut follows = Follows::default();
+        loop {
+            let (len, fds) = packets::receive(&self.0, &mut bytes)
+                .map_err(failed)?
+                .ok_or_else(ended)?;
+            match postcard::from_bytes(&bytes[..len]).map_err(|_| ended())? {
+                Message::Ahead(ahead) => {
+                    let image = fds.into_iter().next();
+                    return Ok(Came::Ahead(ahead, image.map(File::from)));
+                }
+                Message::Follows(parts) => follows.add(&parts)?,
+                Message::All(sheet) => return self.receive_all(sheet, fds, follows),
             }
-            Message::All(sheet) => sheet,
-        };
+        }
+    }
+
+    fn receive_all(&self, sheet: Sheet, fds: Vec<OwnedFd>, follows: Follows) -> Result<Came> {
+        let mut bytes = [0; MORE.len()];
         let mut came = fds.into_iter();
         let network = came.next().ok_or_else(ended)?;
-        let image = came.next().map(File::from);
+        let image = if sheet.has_image { came.next() } else { None };
+        let questions = came.next();
         let mut fds = Vec::new();
         while fds.len() < sheet.items.len() {
             let (_, some) = packets::receive(&self.0, &mut bytes)
@@ -192,8 +232,9 @@ impl Handover {
         }
         Ok(Came::All(Arrived {
             directory: sheet.directory,
-            image,
+            image: image.map(File::from),
             network,
+            follows: questions.map(|questions| (follows, questions)),
             carried: sheet.items.into_iter().zip(fds).collect(),
         }))
     }

@@ -18,7 +18,7 @@ use rustix::{
     net::SocketFlags,
     process::Pid,
 };
-use snaprig_ckpt::restart::{self, Complete, Restored, Staging};
+use snaprig_ckpt::restart::{self, Complete, Lacks, Restored, Staging};
 use snaprig_ckpt_image::chain::Chain;
 use snaprig_coord::{
     driver,
@@ -36,11 +36,13 @@ use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
     Note,
+    ahead::Remainder,
     awaited::{Awaited, Kept},
     decision::{self, Decision},
     faults,
     handover::{Arrived, Came, Handover},
     network,
+    postcopy::filler::Filler,
     way::Strategy,
 };
 use crate::{
@@ -96,7 +98,8 @@ pub fn inherit(
     let arrived = heir.arrives(&listener, &ordered, patience, awaited);
     // The path need not be there any more.
     let _ = fs::remove_file(&path);
-    let done = arrived.and_then(|(handover, tree)| heir.takes(handover, tree, running));
+    // What follows comes as long as there is what it is read from.
+    let done = arrived.and_then(|(handover, tree, _rest)| heir.takes(handover, tree, running));
     if done.is_err() {
         // Whoever asked for it hears why from the order.
         let _ = io::copy(&mut &ordered, &mut io::sink());
@@ -115,6 +118,8 @@ struct Come {
     image: fs::File,
     /// What of it has been read already.
     staging: Staging,
+    /// Who puts in place what follows, if anything does.
+    filler: Option<Filler>,
 }
 
 /// What there is to be done.
@@ -163,7 +168,7 @@ impl Heir<'_> {
         ordered: &PipeReader,
         patience: Duration,
         mut awaited: Awaited,
-    ) -> Result<(Handover, Come)> {
+    ) -> Result<(Handover, Come, Option<Remainder>)> {
         self.wait(listener, ordered)?;
         let handover = Handover::accept(listener)?;
         handover.wait_no_longer_than(patience)?;
@@ -179,13 +184,22 @@ impl Heir<'_> {
                     handover.say_read()?;
                 }
                 Came::All(mut arrived) => {
-                    let (staging, image) = awaited.finish(arrived.image.take())?;
+                    let mut read = awaited.finish(arrived.image.take())?;
+                    let filler = match (&mut read.rest, arrived.follows.take()) {
+                        (Some(rest), Some((follows, questions))) => {
+                            Some(Filler::start(rest, &questions, follows)?)
+                        }
+                        (None, None) => None,
+                        _ => return Err(super::nonsense("memory follows, or it does not")),
+                    };
                     let come = Come {
                         arrived,
-                        image,
-                        staging,
+                        image: read.image,
+                        staging: read.staging,
+                        filler,
                     };
-                    return Ok((handover, come));
+                    // Whoever has begun it ends what it is read from.
+                    return Ok((handover, come, read.rest));
                 }
             }
         }
@@ -357,8 +371,9 @@ impl Inheritance<'_> {
             },
             image,
             staging,
+            mut filler,
         } = come;
-        let restored = does(self.link, round, Phase::Connect, || {
+        let mut restored = does(self.link, round, Phase::Connect, || {
             let board = Board {
                 member: self.link,
                 round,
@@ -368,7 +383,16 @@ impl Inheritance<'_> {
             let carried = (None, Some(carried));
             let mut restored = Restored::open_with(self.tree, self.chain, carried, reporter)?;
             restored.have(staging);
-            restored.grow(self.chain, again::drops_privileges(), Some(&board))?;
+            let drops_privileges = again::drops_privileges();
+            match &mut filler {
+                None => restored.grow(self.chain, drops_privileges, Some(&board))?,
+                Some(filler) => {
+                    let follows = filler.follows().clone();
+                    let mut told = |spaces| filler.has(spaces);
+                    let lacks = Some(Lacks::new(follows.spaces(), &mut told));
+                    restored.grow_lacking(self.chain, drops_privileges, Some(&board), lacks)?;
+                }
+            }
             let channels = restored.wake_plugins()?;
             let job = JobRound {
                 member: name,
@@ -382,11 +406,25 @@ impl Inheritance<'_> {
         let still = self.is_decided(round)?;
         reached(&faults::DECIDED);
         self.parts.plugins.borrow_mut().refill(&directory)?;
-        again::go(restored, complete, self.parts)?;
-        // Who has ordered it may have gone.
-        let _ = running.write(&[1]);
-        self.link.rename(&self.heir.moves.member);
-        reached(&faults::RUNS);
+        let mut runs = || {
+            // Who has ordered it may have gone.
+            let _ = running.write(&[1]);
+            self.link.rename(&self.heir.moves.member);
+            reached(&faults::RUNS);
+        };
+        match filler {
+            None => {
+                again::go(restored, complete, self.parts)?;
+                runs();
+            }
+            Some(filler) => {
+                restored.run()?;
+                self.parts.plugins.borrow_mut().go();
+                runs();
+                filler.wait()?;
+                restored.keep(complete);
+            }
+        }
         // Processes around this one have it as well: it takes no more memory.
         let _ = image.set_len(0);
         if let Some(kept) = &self.heir.kept {

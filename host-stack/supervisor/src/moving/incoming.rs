@@ -154,7 +154,7 @@ impl Incoming {
             pool_bytes: pipelined.buffers.pool_bytes,
             chunk_bytes: pipelined.buffers.chunk_bytes,
             mode: pipelined.mode,
-            pre_copy: pipelined.pre_copy,
+            copy: pipelined.copy,
             compress: pipelined.compress,
         };
         Ok((incoming, to))

@@ -27,6 +27,7 @@ pub mod handover;
 mod heir;
 mod incoming;
 mod network;
+mod postcopy;
 mod scp;
 mod source;
 pub mod way;
@@ -191,7 +192,10 @@ impl Moving {
     fn decided(&mut self, parts: &mut Parts<'_>) -> Result<bool> {
         match &mut self.side {
             Side::Leaves(leaving) => {
-                leaving.end();
+                // Where it runs without all of its memory, it ends, and its job hears of that from there.
+                if let Err(error) = leaving.end() {
+                    tracing::warn!("{}", snaprig_resources::error::chain(&error));
+                }
                 parts.link.rename(&self.moves.heir);
                 Ok(true)
             }

@@ -10,7 +10,8 @@ use snaprig_tracee::faults::reached;
 
 use super::{
     Note, Parts, faults,
-    handover::{Ahead, Handover},
+    handover::{Ahead, Fds, Handover},
+    postcopy::feeder::Feeder,
 };
 use crate::{
     checkpoint::{self, CheckpointOptions, History, Image, Mode, NewImage, PreparedTree, Stopped},
@@ -27,6 +28,8 @@ pub struct Leaving {
     /// Its image, where that is in memory of this machine: it is nobody's once the tree is restored.
     memory: Option<File>,
     image: Image<Box<dyn Sink>>,
+    /// Memory that the tree does not wait for.
+    feeder: Option<Feeder>,
     /// Its heir reads the image before all else has come, and says when it has.
     is_told: bool,
     ready: Option<PreparedTree>,
@@ -40,6 +43,7 @@ impl Leaving {
             handover: None,
             memory: None,
             image: Image::None,
+            feeder: None,
             is_told: false,
             ready: None,
             stopped: None,
@@ -98,7 +102,12 @@ impl Leaving {
         // Its heir reads what comes from then on; here nobody waits for it but where all of it is to be there.
         let is_read = |begun: &mut NewImage<_>, large| {
             let written = Some(begun.settle()?);
-            handover.send_ahead(Ahead { large, written }, memory)?;
+            let ahead = Ahead {
+                large,
+                written,
+                defers: false,
+            };
+            handover.send_ahead(ahead, memory)?;
             handover.wait_until_read()
         };
         if is_ahead {
@@ -137,26 +146,35 @@ impl Leaving {
         let is_read_at_once = self.note.way.is_read_at_once();
         self.is_told = is_read_at_once || begun.is_ahead();
         if self.is_told {
-            let (large, written) = (begun.large(), (!is_read_at_once).then_some(0));
+            let defers = self.note.way.defers();
+            let ahead = Ahead {
+                // What follows is put where it belongs at once.
+                large: if defers { Vec::new() } else { begun.large() },
+                written: (!is_read_at_once).then_some(0),
+                defers,
+            };
             let memory = self.memory.as_ref().map(AsFd::as_fd);
-            handover.send_ahead(Ahead { large, written }, memory)?;
+            handover.send_ahead(ahead, memory)?;
         }
-        self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?), None);
+        if self.note.way.defers() {
+            let (saved, deferred) = begun.save_deferring(stopped, parts.known)?;
+            self.feeder = Some(Feeder::start(saved, deferred)?);
+        } else {
+            self.image = Image::Saved(Box::new(begun.save(stopped, parts.known)?), None);
+        }
         reached(&faults::SENDING);
         Ok(())
     }
 
     /// The heir gets all of it, and is in the job.
     pub fn hand_over(&mut self, directory: &Path, board: &Board) -> Result<()> {
-        let (Some(stopped), Some(handover), Image::Saved(saved, _)) = (
-            &self.stopped,
-            &self.handover,
-            std::mem::take(&mut self.image),
-        ) else {
+        let (Some(stopped), Some(handover)) = (&self.stopped, &self.handover) else {
             return Err(super::nonsense("the tree does not stand still"));
         };
-        let (_, written) = saved.finish()?;
-        self.image = Image::Written(Box::new(written.next));
+        if let Image::Saved(saved, _) = std::mem::take(&mut self.image) {
+            let (_, written) = saved.finish()?;
+            self.image = Image::Written(Box::new(written.next));
+        }
         self.note.way.arrive()?;
         if self.is_told {
             handover.wait_until_read()?;
@@ -166,20 +184,30 @@ impl Leaving {
         stopped.bind()?;
         reached(&faults::SAVED);
         handover.wait_no_longer_than(board.patience)?;
-        let both = (self.memory.as_ref().map(AsFd::as_fd), network.as_fd());
-        handover.send(directory, both, &stopped.carried())?;
+        if let Some(feeder) = &self.feeder {
+            handover.send_follows(feeder.follows())?;
+        }
+        let fds = Fds {
+            image: self.memory.as_ref().map(AsFd::as_fd),
+            network: network.as_fd(),
+            questions: self.feeder.as_ref().map(Feeder::theirs),
+        };
+        handover.send(directory, &fds, &stopped.carried())?;
         reached(&faults::SENT);
         handover.wait_until_joined()
     }
 
-    /// It goes on elsewhere.
-    pub fn end(&mut self) {
+    /// It goes on elsewhere; an error: not all of its memory has got there.
+    pub fn end(&mut self) -> Result<()> {
+        // Whatever comes of it, the tree is not this side's any more.
+        let followed = self.feeder.take().map(Feeder::wait).transpose();
         self.note.way.clean_up();
         if let Some(stopped) = self.stopped.take() {
             reached(&faults::LEAVES);
             stopped.hand_over();
             reached(&faults::LEFT);
         }
+        followed.map(drop)
     }
 
     /// It runs on here.
@@ -187,6 +215,9 @@ impl Leaving {
         self.note.way.clean_up();
         // The heir is told by that before anything else: it has not been given the tree.
         drop(self.handover);
+        if let Some(feeder) = self.feeder {
+            feeder.give_up();
+        }
         let went = self.stopped.map(Stopped::let_go).transpose();
         drop(self.ready);
         self.image.undo(known);

@@ -69,10 +69,22 @@ pub struct Pipelined {
     pub mode: Mode,
     /// By RDMA, or over a socket.
     pub transport: Transport,
-    /// Most of the memory is there before the tree stands still.
-    pub pre_copy: bool,
+    /// Whether memory goes before or after the tree does.
+    pub copy: Copying,
     /// Compressed, as long as that is faster.
     pub compress: bool,
+}
+
+/// When large private memory goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Copying {
+    /// While the tree stands still.
+    #[default]
+    Stopped,
+    /// Most of it before that, while the tree runs where it was (pre-copy).
+    Before,
+    /// After that, while the tree runs where it goes on (post-copy).
+    After,
 }
 
 /// The way that an image takes, as an order says it.
@@ -96,7 +108,7 @@ pub struct ToTarget {
     pub pool_bytes: u64,
     pub chunk_bytes: u32,
     pub mode: Mode,
-    pub pre_copy: bool,
+    pub copy: Copying,
     pub compress: bool,
 }
 
@@ -105,9 +117,14 @@ impl Way {
     pub fn is_ahead(&self) -> bool {
         match self {
             Self::Descriptor => true,
-            Self::Pipeline(to) => to.pre_copy,
+            Self::Pipeline(to) => to.copy == Copying::Before,
             Self::File { .. } => false,
         }
+    }
+
+    /// Whether the tree runs before all of its memory has come.
+    pub fn defers(&self) -> bool {
+        matches!(self, Self::Pipeline(to) if to.copy == Copying::After)
     }
 
     /// Whether the image is read while it is written.

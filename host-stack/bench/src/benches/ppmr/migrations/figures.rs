@@ -12,12 +12,13 @@ use crate::report::figure::{Bar, Figure, Group};
 /// are written; what is left of that is carried; they are read and connected; they go on.
 pub const STEPS: [&str; 5] = ["look", "stop", "write", "connect", "go"];
 
-const WAYS: [Strategy; 5] = [
+const WAYS: [Strategy; 6] = [
     Strategy::Local,
     Strategy::RdmaLocal,
     Strategy::Shared,
     Strategy::Ppmr,
     Strategy::PreCopy,
+    Strategy::PostCopy,
 ];
 
 /// Those of which there is something.

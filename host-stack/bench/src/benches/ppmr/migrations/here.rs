@@ -69,7 +69,7 @@ impl Here {
     /// Whether it can be measured.
     pub fn has(&self, strategy: Strategy) -> bool {
         match strategy {
-            Strategy::Ppmr | Strategy::PreCopy | Strategy::RdmaLocal => true,
+            Strategy::Ppmr | Strategy::PreCopy | Strategy::PostCopy | Strategy::RdmaLocal => true,
             Strategy::Local => self.has_sshd,
             Strategy::Shared => self.shared.is_some(),
         }

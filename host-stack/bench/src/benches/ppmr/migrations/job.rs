@@ -37,6 +37,8 @@ pub enum Strategy {
     Ppmr,
     /// Most of the memory goes before the processes stand still.
     PreCopy,
+    /// Most of it follows them.
+    PostCopy,
     RdmaLocal,
     Local,
     Shared,
@@ -47,6 +49,7 @@ impl Strategy {
         match self {
             Self::Ppmr => "ppmr",
             Self::PreCopy => "pre-copy",
+            Self::PostCopy => "post-copy",
             Self::RdmaLocal => "rdma-local",
             Self::Local => "local",
             Self::Shared => "shared",
@@ -57,6 +60,7 @@ impl Strategy {
         match self {
             Self::Ppmr => &["ppmr"],
             Self::PreCopy => &["ppmr", "--pre-copy"],
+            Self::PostCopy => &["ppmr", "--post-copy"],
             Self::RdmaLocal => &["rdma-local"],
             Self::Local => &["local"],
             Self::Shared => &["shared"],

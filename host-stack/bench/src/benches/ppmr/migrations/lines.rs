@@ -114,9 +114,13 @@ const fn ways(baseline: &'static str, theirs: Of, aim: Option<Aim>) -> Line {
     line(Part::Ways, ours, (baseline, theirs), aim)
 }
 
-const fn blackout(baseline: &'static str, theirs: Of, aim: Option<Aim>) -> Line {
+const fn pre_copy(baseline: &'static str, theirs: Of, aim: Option<Aim>) -> Line {
     let ours = ("blackout, pre-copy", Of::Blackout(usual(Strategy::PreCopy)));
     line(Part::Ways, ours, (baseline, theirs), aim)
+}
+
+const fn post_copy(measure: &'static str, ours: Of, theirs: Of) -> Line {
+    line(Part::Ways, (measure, ours), ("ppmr", theirs), None)
 }
 
 const fn processes(measure: &'static str, count: u32) -> Line {
@@ -167,12 +171,22 @@ pub const LINES: &[Line] = &[
         as_the_papers(paper::PPMR_S, paper::RDMA_LOCAL_S),
     ),
     ways("yardstick", Of::Yardstick, as_the_papers(1.0, OF_YARDSTICK)),
-    blackout(
+    pre_copy(
         "50 ms",
         Of::Milliseconds(BLACKOUT_MS),
         Some(Aim::AtMost(1.0)),
     ),
-    blackout("ppmr", Of::Blackout(usual(Strategy::Ppmr)), None),
+    pre_copy("ppmr", Of::Blackout(usual(Strategy::Ppmr)), None),
+    post_copy(
+        "blackout, post-copy",
+        Of::Blackout(usual(Strategy::PostCopy)),
+        Of::Blackout(usual(Strategy::Ppmr)),
+    ),
+    post_copy(
+        "in all, post-copy",
+        Of::Took(usual(Strategy::PostCopy)),
+        Of::Took(usual(Strategy::Ppmr)),
+    ),
     line(
         Part::Unlimited,
         ("migration 320M", Of::Took(unlimited(Strategy::Ppmr))),

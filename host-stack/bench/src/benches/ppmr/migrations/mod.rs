@@ -4,7 +4,7 @@
 //! | rows | what is measured |
 //! |---|---|
 //! | migration 320M | 8 processes of a node with 320 MiB in all go to a spare node: in all, and step by step (Figures 3 and 9). Files and scp go over a link of 1 Gbit/s; chunks of a pipeline by RDMA, as in the paper |
-//! | blackout | how long they run nowhere, most of their memory being copied before |
+//! | blackout | how long they run nowhere, most of their memory being copied before, or following them |
 //! | N processes | the same memory, in fewer processes (Figure 11) |
 //! | migration 3472M | ten times the memory (Table I) |
 //! | lu, bt, sp | kernels that compute, migrated three times in a run (Figure 10) |
@@ -137,7 +137,7 @@ impl Scene {
     }
 
     fn measure(&mut self, part: Part, run: usize) -> Result<(), AnyError> {
-        use Strategy::{Local, Ppmr, PreCopy, RdmaLocal, Shared};
+        use Strategy::{Local, PostCopy, Ppmr, PreCopy, RdmaLocal, Shared};
         let of = |processes, mib| Case {
             part,
             strategy: Ppmr,
@@ -152,7 +152,7 @@ impl Scene {
         };
         match part {
             Part::Ways => {
-                let ways = turned(vec![Ppmr, PreCopy, RdmaLocal, Local, Shared]);
+                let ways = turned(vec![Ppmr, PreCopy, PostCopy, RdmaLocal, Local, Shared]);
                 self.migrate(of(PROCESSES, USUAL_MIB), &ways)?;
                 let mib = self.mib(USUAL_MIB);
                 let yardstick = Yardstick::measure(&self.captured, PROCESSES, mib)?;
@@ -219,7 +219,9 @@ impl Scene {
             }
             let migrated = match (strategy, migrated) {
                 (_, Ok(migrated)) => Some(migrated),
-                (Strategy::Ppmr | Strategy::PreCopy, Err(error)) => return Err(error),
+                (Strategy::Ppmr | Strategy::PreCopy | Strategy::PostCopy, Err(error)) => {
+                    return Err(error);
+                }
                 // What it is compared with may fail.
                 (_, Err(error)) => {
                     eprintln!("{error}");
@@ -345,6 +347,7 @@ impl Case {
     fn name(&self, migrated: &Migrated) -> String {
         match self.strategy {
             Strategy::PreCopy => "ppmr --pre-copy".to_owned(),
+            Strategy::PostCopy => "ppmr --post-copy".to_owned(),
             _ => migrated.strategy.clone(),
         }
     }

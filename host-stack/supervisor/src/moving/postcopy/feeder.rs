@@ -1,0 +1,187 @@
+//! The source's side: pages that have been left for later, those that somebody waits for first.
+//!
+//! Others follow in order from there on: a program that touches a page mostly touches the next.
+
+use std::{
+    collections::VecDeque,
+    io,
+    ops::Range,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use snaprig_ckpt::dump::Deferred;
+use snaprig_ckpt_image::image::Sink;
+use snaprig_peers::packets;
+use snaprig_resources::error::{Error, Result};
+use snaprig_tracee::faults::reached;
+
+use super::{super::faults, Asks, Follows, lost};
+use crate::checkpoint::Saved;
+
+/// What is written at a time: nobody who waits for another page waits for more than that and what is on its way.
+const BLOCK_BYTES: u64 = 256 << 10;
+/// The longest message of the heir's.
+const ASKS_MAX: usize = 32;
+
+/// An image that is being written to its end, while its tree is restored, and runs, elsewhere.
+pub struct Feeder {
+    thread: JoinHandle<Result<()>>,
+    follows: Follows,
+    /// The end at which the heir asks, until that has it.
+    theirs: OwnedFd,
+    is_given_up: Arc<AtomicBool>,
+}
+
+fn failed(source: impl Into<io::Error>) -> Error {
+    Error::io("memory that follows a tree", source.into())
+}
+
+impl Feeder {
+    /// Begins with what follows.
+    pub fn start(saved: Saved<Box<dyn Sink>>, deferred: Vec<Deferred>) -> Result<Self> {
+        let (questions, theirs) = packets::pair().map_err(failed)?;
+        let is_given_up = Arc::new(AtomicBool::new(false));
+        let follows = deferred.iter().map(|one| (one.space, one.pages.clone()));
+        let follows = follows.collect();
+        let feeding = Feeding {
+            saved,
+            deferred,
+            wanted: VecDeque::new(),
+            next: None,
+            questions,
+            is_given_up: is_given_up.clone(),
+        };
+        let thread = thread::Builder::new().name("post-copy".into());
+        let thread = thread.spawn(move || feeding.run()).map_err(failed)?;
+        Ok(Self {
+            thread,
+            follows,
+            theirs,
+            is_given_up,
+        })
+    }
+
+    /// What follows.
+    pub fn follows(&self) -> &Follows {
+        &self.follows
+    }
+
+    /// Where the heir asks.
+    pub fn theirs(&self) -> BorrowedFd<'_> {
+        self.theirs.as_fd()
+    }
+
+    /// Waits until the heir has all of it. It has its end.
+    pub fn wait(self) -> Result<()> {
+        drop(self.theirs);
+        let panicked = |_| lost("whoever sends it");
+        self.thread.join().unwrap_or_else(|why| Err(panicked(why)))
+    }
+
+    /// Nothing is to follow: the tree runs on here. What is under way ends by itself.
+    pub fn give_up(self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+}
+
+/// In its thread.
+struct Feeding {
+    saved: Saved<Box<dyn Sink>>,
+    deferred: Vec<Deferred>,
+    /// Pages that somebody waits for, longest first.
+    wanted: VecDeque<(u32, u64)>,
+    /// What is behind the last one that was written.
+    next: Option<(u32, u64)>,
+    questions: OwnedFd,
+    is_given_up: Arc<AtomicBool>,
+}
+
+impl Feeding {
+    fn run(mut self) -> Result<()> {
+        // The heir can begin with what has been written.
+        self.saved.settle()?;
+        loop {
+            self.hears()?;
+            if self.is_given_up.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let Some((index, block)) = self.block() else {
+                break;
+            };
+            let deferred = &mut self.deferred[index];
+            self.saved.write_deferred(deferred, block.clone())?;
+            self.next = Some((deferred.space, block.end));
+            reached(&faults::FOLLOWING);
+        }
+        self.saved.finish()?;
+        // What is asked for has been sent.
+        while let Asks::Page { .. } = hear(&self.questions)? {}
+        Ok(())
+    }
+
+    /// What the heir asks for.
+    fn hears(&mut self) -> Result<()> {
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        loop {
+            let mut ready = [PollFd::new(&self.questions, PollFlags::IN)];
+            match poll(&mut ready, Some(&now)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(failed(error)),
+                Ok(0) => return Ok(()),
+                Ok(_) => {}
+            }
+            if let Asks::Page { space, address } = hear(&self.questions)? {
+                self.wanted.push_back((space, address));
+            }
+        }
+    }
+
+    /// What is written next; none: all is written.
+    fn block(&mut self) -> Option<(usize, Range<u64>)> {
+        while let Some((space, address)) = self.wanted.pop_front() {
+            // Otherwise it is on its way.
+            if let Some(block) = self
+                .from(space, address)
+                .filter(|(_, block)| block.start == address)
+            {
+                return Some(block);
+            }
+        }
+        let behind = self
+            .next
+            .and_then(|(space, address)| self.from(space, address));
+        behind.or_else(|| {
+            let mut deferred = self.deferred.iter().enumerate();
+            deferred.find_map(|(index, one)| Some((index, block(one.pages.iter().next()?))))
+        })
+    }
+
+    /// What of a space is still to be written, from this address on.
+    fn from(&self, space: u32, address: u64) -> Option<(usize, Range<u64>)> {
+        let index = self.deferred.iter().position(|one| one.space == space)?;
+        let mut parts = self.deferred[index].pages.iter();
+        let part = parts.find(|part| part.end > address)?;
+        Some((index, block(part.start.max(address)..part.end)))
+    }
+}
+
+/// The front of a part.
+fn block(part: Range<u64>) -> Range<u64> {
+    part.start..part.end.min(part.start.saturating_add(BLOCK_BYTES))
+}
+
+fn hear(questions: &OwnedFd) -> Result<Asks> {
+    let mut bytes = [0; ASKS_MAX];
+    let received = packets::receive(questions, &mut bytes).map_err(failed)?;
+    let (len, _) = received.ok_or_else(|| lost("where the tree runs"))?;
+    postcard::from_bytes(&bytes[..len]).map_err(|error| failed(io::Error::other(error)))
+}
