@@ -73,6 +73,11 @@ impl Userfault {
         Self::make(FLAGS_OF_ALL, features).or_else(|_| Self::own(features))
     }
 
+    /// Of this process, for all faults, and told of all that the process does: what memory that follows takes.
+    pub fn following() -> io::Result<Self> {
+        Self::make(FLAGS_OF_ALL, features::FOLLOW)
+    }
+
     fn make(flags: u64, features: u64) -> io::Result<Self> {
         let flags = UserfaultfdFlags::from_bits_retain(flags as u32);
         // SAFETY: what it does to memory, the other functions do: they make pages read-only for a

@@ -37,8 +37,8 @@ const SLOTS: Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
 const ROOM: u64 = 1 << 30;
 /// Bytes of a huge page. Areas are as they were to those: that many are moved at once.
 const HUGE_BYTES: u64 = 2 << 20;
-/// madvise(2), since Linux 6.1: huge pages now, without the mapping being one for which they are wanted.
-const MADV_COLLAPSE: i32 = 25;
+/// madvise(2), since Linux 5.14: pages that are about to be written to are there at once, without a fault each.
+const MADV_POPULATE_WRITE: i32 = 23;
 
 /// Memory of a process, as far as it went when it was told of.
 struct Slot {
@@ -165,7 +165,7 @@ impl Staging {
                         })?;
                         continue;
                     };
-                    make_huge(at..at + bytes.len() as u64);
+                    let _ = advise(&(at..at + bytes.len() as u64), MADV_POPULATE_WRITE);
                     // SAFETY: the addresses are of a slot, which this mapped and nobody else knows of.
                     let to = unsafe { slice::from_raw_parts_mut(at as *mut u8, bytes.len()) };
                     to.copy_from_slice(bytes);
@@ -238,24 +238,6 @@ impl Staging {
         parts.push((next..addresses.end, None));
         parts.retain(|(part, _)| !part.is_empty());
         parts
-    }
-
-    /// Has what is whole in huge pages (transparent ones): their page tables are copied by each fork(2) from here to the
-    /// process, while nothing of the tree runs. Where there are none, it only takes longer.
-    pub fn compact(&self) {
-        for slot in self.slots.values() {
-            let first = slot.mapped.start.next_multiple_of(HUGE_BYTES);
-            let mut whole = Ranges::default();
-            for block in (first..slot.mapped.end).step_by(HUGE_BYTES as usize) {
-                let block = block..block + HUGE_BYTES;
-                if block.end <= slot.mapped.end && resident(&block) as u64 == HUGE_BYTES / PAGE {
-                    whole.push(block);
-                }
-            }
-            for part in whole.iter() {
-                let _ = advise(&part, MADV_COLLAPSE);
-            }
-        }
     }
 
     /// The parts of slots that are of these addresses, and where they are here.
@@ -437,40 +419,6 @@ fn advise(part: &Range<u64>, advice: i32) -> io::Result<()> {
     match advised {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Makes huge pages where most of one is about to be written to, from its front on, and none of it is there: one fault instead
-/// of hundreds.
-fn make_huge(part: Range<u64>) {
-    let first = part.start.next_multiple_of(HUGE_BYTES);
-    for start in (first..part.end).step_by(HUGE_BYTES as usize) {
-        let block = start..start + HUGE_BYTES;
-        let is_most = block.start + HUGE_BYTES / 2 <= part.end;
-        if is_most && resident(&block) == 0 {
-            // There is nothing to be collapsed where no page is.
-            // SAFETY: the address is of a slot, which this mapped and nobody else knows of.
-            unsafe { ptr::write_volatile(start as *mut u8, 0) };
-            let _ = advise(&block, MADV_COLLAPSE);
-        }
-    }
-}
-
-/// How many pages of a block are there.
-fn resident(block: &Range<u64>) -> usize {
-    let mut pages = [0_u8; (HUGE_BYTES / PAGE) as usize];
-    // SAFETY: the block is of a slot; mincore(2) writes a byte for each of its pages, as many as there is room for.
-    let asked = unsafe {
-        libc::mincore(
-            block.start as *mut _,
-            HUGE_BYTES as usize,
-            pages.as_mut_ptr(),
-        )
-    };
-    match asked {
-        0 => pages.iter().filter(|page| **page & 1 == 1).count(),
-        // It is not all mapped: there is to be no huge page.
-        _ => pages.len(),
     }
 }
 

@@ -98,6 +98,12 @@ pub(super) fn all() -> Vec<Check> {
             "Linux 6.7; a container: --security-opt seccomp=FILE that allows it",
         ),
         Check::new(
+            "post-copy",
+            post_copy,
+            Some("--post-copy: use --pre-copy"),
+            "root with CAP_SYS_PTRACE; a container: --cap-add SYS_PTRACE",
+        ),
+        Check::new(
             "PAGEMAP_SCAN",
             pagemap_scan,
             Some("full snapshots only"),
@@ -214,6 +220,12 @@ fn userfaultfd() -> Found {
     let one = Userfault::own(PROTECT_SHARED | PROTECT_UNPOPULATED | NOTE_WRITES);
     one.map_err(failed("userfaultfd with WP_ASYNC"))?;
     Ok("WP_ASYNC".into())
+}
+
+/// Asks for what memory that follows a process takes.
+fn post_copy() -> Found {
+    Userfault::following().map_err(failed("userfaultfd with all faults and events"))?;
+    Ok("userfaultfd with all faults and events".into())
 }
 
 /// Scans one page of our own.

@@ -88,7 +88,7 @@ impl Purpose {
                 "gcc",
             ],
             Self::Sim => &["memory"],
-            Self::Ckpt => &["userfaultfd", "PAGEMAP_SCAN"],
+            Self::Ckpt => &["userfaultfd", "post-copy", "PAGEMAP_SCAN"],
         }
     }
 

@@ -74,12 +74,8 @@ impl Coming {
             }
         }
         self.defers |= ahead.defers;
-        let (before, until) = (self.reader.offset(), ahead.written.unwrap_or(u64::MAX));
+        let until = ahead.written.unwrap_or(u64::MAX);
         while self.reader.offset() < until && self.next()? {}
-        // While the tree stands still, it takes longer than it saves.
-        if ahead.written.is_some_and(|until| until > before) {
-            self.staging.compact();
-        }
         Ok(())
     }
 

@@ -11,13 +11,17 @@
 //! COMMIT   the coordinator writes down that it is decided (`decision`)
 //! Go       the tree ends here               plugins refill, go               plugins refill; the tree runs, by its name
 //! ```
-//! If it fails before that, what was made for it goes, and all are as they were. Whoever loses the coordinator when it may
+//! With post-copy (`postcopy`), large private memory is not part of that: it follows, and the tree runs meanwhile. `Go` takes until
+//! all of it is there.
+//!
+//! If it fails before the commit, what was made for it goes, and all are as they were. Whoever loses the coordinator when it may
 //! have decided gives the move up, if nobody has decided it, for good; or does what is decided.
 //!
 //! Sockets go along as they are, whoever is at their other ends, and the network namespace that they are in: addresses are
 //! the tree's, as if its node's had moved with it.
 //!
-//! What must stay true: the tree runs at one of both supervisors at most, and at one of them in the end, whoever dies.
+//! What must stay true: the tree runs at one of both supervisors at most, and at one of them in the end, whoever dies; or, once it
+//! runs without all of its memory, nowhere.
 
 mod ahead;
 mod awaited;

@@ -9,7 +9,10 @@ use std::{
     ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     process,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -165,6 +168,8 @@ struct Filling<'a> {
     heard: Condvar,
     supervisor: &'a OwnedFd,
     questions: &'a OwnedFd,
+    /// Nothing is missing, and there are only zeroes to be put.
+    is_whole: AtomicBool,
 }
 
 /// In a process of its own: to the end.
@@ -193,18 +198,17 @@ fn fill(rest: &mut Remainder, supervisor: &OwnedFd, questions: &OwnedFd, follows
         heard: Condvar::new(),
         supervisor,
         questions,
+        is_whole: AtomicBool::new(false),
     };
     thread::scope(|scope| {
-        scope.spawn(|| {
-            match filling.reads(rest) {
-                Ok(()) => {
-                    // Who hears of it first does not matter: nobody needs this process any more, or the other one.
-                    let _ = say(supervisor, &Said::Whole, &[]);
-                    let _ = filling.asks(&Asks::Whole);
-                    process::exit(0)
-                }
-                Err(error) => filling.fails(&error),
+        scope.spawn(|| match filling.reads(rest) {
+            Ok(()) => {
+                filling.is_whole.store(true, Ordering::Release);
+                // If one is gone, the other one hears of it by that.
+                let _ = say(supervisor, &Said::Whole, &[]);
+                let _ = filling.asks(&Asks::Whole);
             }
+            Err(error) => filling.fails(&error),
         });
         filling.hears();
         process::exit(0)
@@ -300,7 +304,8 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// What happens to the memory, until the supervisor is gone, and with it the tree.
+    /// What happens to the memory, until the supervisor needs nobody for it, or is gone, and with it the tree. What was never
+    /// there is missing, too, as long as there is a userfaultfd.
     fn hears(&self) {
         let mut source_is_there = true;
         loop {
@@ -320,7 +325,10 @@ impl Filling<'_> {
             }
             let is_ready: Vec<_> = ready.iter().map(|one| !one.revents().is_empty()).collect();
             if is_ready[0] {
-                return self.lingers();
+                return match self.is_whole.load(Ordering::Acquire) {
+                    true => {}
+                    false => self.lingers(),
+                };
             }
             for (of, _) in is_ready[1..=userfaults.len()]
                 .iter()
@@ -334,7 +342,9 @@ impl Filling<'_> {
             // It says nothing: it has ended.
             if source_is_there && is_ready[userfaults.len() + 1] {
                 source_is_there = false;
-                self.fails(&lost("the source"));
+                if !self.is_whole.load(Ordering::Acquire) {
+                    self.fails(&lost("the source"));
+                }
             }
         }
     }
