@@ -24,7 +24,7 @@ use std::{
 use crate::{
     faults,
     plugins::{JobRound, ReadyPlugins, SharedPlugins},
-    precopy::{self, Piece, Precopy},
+    precopy::{self, Piece, Precopy, Present},
 };
 use libc::pid_t;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,8 @@ use snaprig_resources::{
     error::{Error, Result},
     opened::Item,
     plugins::owned::Owned,
-    spaces::Spaces,
+    spaces::{Key, Spaces},
+    state::Backing,
 };
 use snaprig_tracee::faults::reached;
 use snaprig_tracee::{
@@ -284,9 +285,25 @@ impl<S: Sink> NewImage<S> {
         known.abandoned(self.before, Some(self.spaces));
     }
 
-    /// The tree's largest memory.
-    pub fn large(&mut self) -> Vec<Piece> {
+    /// The tree's largest memory, and what of it is there.
+    pub fn large(&mut self) -> (Vec<Piece>, Vec<Present>) {
         precopy::large(&mut self.spaces)
+    }
+
+    /// The largest memory of a tree that stands still.
+    pub fn large_of(&mut self, stopped: &Stopped) -> Vec<Piece> {
+        let mut large = Vec::new();
+        let processes = &stopped.described.tree.processes;
+        for (held, process) in stopped.frozen.processes.iter().zip(processes) {
+            let Some(body) = &process.body else { continue };
+            let areas = body.areas.iter().filter(|area| {
+                !area.is_shared && area.backing == Backing::Anonymous && area.huge_bytes == 0
+            });
+            let areas = areas.map(|area| (area.start..area.end, area.flags.contains(b"nr")));
+            let space = self.spaces.meet(Key::Process(held.pid)).number();
+            large.extend(precopy::pieces(space, areas));
+        }
+        precopy::largest(large)
     }
 
     /// The sink has all that was copied; how many bytes it has.

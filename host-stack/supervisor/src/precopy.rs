@@ -190,26 +190,57 @@ pub struct Piece {
     pub is_unreserved: bool,
 }
 
-/// The largest pieces.
-pub fn large(spaces: &mut Spaces) -> Vec<Piece> {
-    let mut large = Vec::new();
+/// The largest pieces of all of this process's tree, and which of their pages are there, as far as that is told of.
+pub fn large(spaces: &mut Spaces) -> (Vec<Piece>, Vec<Present>) {
+    let (mut large, mut present) = (Vec::new(), Vec::new());
     for pid in tree::processes().unwrap_or_default() {
         let space = spaces.meet(Key::Process(pid)).number();
-        large.extend(pieces(pid, space));
+        // It may have ended.
+        let maps = Process::new(pid).and_then(|process| process.smaps());
+        let maps = maps.iter().flatten().filter(|map| is_private(map));
+        let areas = maps.map(|map| {
+            let is_unreserved = map.extension.vm_flags.contains(VmFlags::NR);
+            (map.address.0..map.address.1, is_unreserved)
+        });
+        let pieces = largest(pieces(space, areas));
+        present.extend(pages_of(pid, &pieces).iter().map(|part| (space, part)));
+        large.extend(pieces);
     }
-    large.retain(|piece| piece.end - piece.start >= LARGE);
-    large.sort_unstable_by_key(|piece| Reverse(piece.end - piece.start));
-    large.truncate(LARGE_MAX);
-    large
+    present.sort_unstable_by_key(|(_, part)| Reverse(part.end - part.start));
+    present.truncate(LARGE_MAX);
+    (largest(large), present)
 }
 
-fn pieces(pid: pid_t, space: u32) -> Vec<Piece> {
+/// Pages that are there, of a space.
+pub type Present = (u32, Range<u64>);
+
+/// Those of a process's pieces.
+fn pages_of(pid: pid_t, pieces: &[Piece]) -> Ranges {
+    let mut pages = Ranges::default();
+    let Ok(pagemap) = Pagemap::open(pid) else {
+        return pages;
+    };
+    let mut areas: Vec<_> = pieces.iter().map(|piece| piece.start..piece.end).collect();
+    areas.sort_unstable_by_key(|area| area.start);
+    for area in areas {
+        // What has gone meanwhile has none.
+        let _ = pagemap.own(area, false, &mut pages, &mut Ranges::default());
+    }
+    pages
+}
+
+/// The largest of all pieces.
+pub fn largest(mut pieces: Vec<Piece>) -> Vec<Piece> {
+    pieces.retain(|piece| piece.end - piece.start >= LARGE);
+    pieces.sort_unstable_by_key(|piece| Reverse(piece.end - piece.start));
+    pieces.truncate(LARGE_MAX);
+    pieces
+}
+
+/// The pieces that private areas of a space are, in order, each with whether it is one with MAP_NORESERVE.
+pub fn pieces(space: u32, areas: impl Iterator<Item = (Range<u64>, bool)>) -> Vec<Piece> {
     let mut pieces: Vec<Piece> = Vec::new();
-    // It may have ended.
-    let maps = Process::new(pid).and_then(|process| process.smaps());
-    for map in maps.iter().flatten().filter(|map| is_private(map)) {
-        let (start, end) = map.address;
-        let is_unreserved = map.extension.vm_flags.contains(VmFlags::NR);
+    for (Range { start, end }, is_unreserved) in areas {
         match pieces.last_mut() {
             Some(last) if last.end == start && last.is_unreserved == is_unreserved => {
                 last.end = end;

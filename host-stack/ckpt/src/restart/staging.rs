@@ -50,7 +50,7 @@ struct Slot {
     mapped: Range<u64>,
     /// Where here its first address is.
     at: u64,
-    /// The pages of which the image says something: never written to where it does not, so nothing is there of those.
+    /// The pages of which the image says something: never written to where it does not, so zeroes are there at most.
     said: Vec<bool>,
 }
 
@@ -115,6 +115,14 @@ impl Staging {
                 said: vec![false; ((end - at) / PAGE) as usize],
             };
             self.slots.insert((space, memory.start), slot);
+        }
+    }
+
+    /// Pages of a space are about to come: they are made while nobody waits for them.
+    pub fn populate(&self, space: u32, pages: &Range<u64>) {
+        for (part, at) in self.of(space, pages) {
+            // If there is no room for them, that is found out when they come.
+            let _ = advise(&(at..at + (part.end - part.start)), MADV_POPULATE_WRITE);
         }
     }
 

@@ -67,11 +67,14 @@ impl Coming {
         let is_at_its_front = self.reader.batches() == 0;
         for piece in ahead.large {
             let (space, memory) = (piece.space, piece.start..piece.end);
-            match is_at_its_front {
-                true => self.staging.reserve(space, memory, piece.is_unreserved),
-                // What has been read of memory that is told of only now is in the rest.
-                false => self.staging.grow(space, memory),
+            self.staging.grow(space, memory.clone());
+            // What has been read of memory that is told of only now is in the rest.
+            if is_at_its_front {
+                self.staging.reserve(space, memory, piece.is_unreserved);
             }
+        }
+        for (space, pages) in ahead.present {
+            self.staging.populate(space, &pages);
         }
         self.defers |= ahead.defers;
         let until = ahead.written.unwrap_or(u64::MAX);

@@ -27,7 +27,7 @@ use snaprig_resources::{
 };
 
 use super::postcopy::{Follows, PARTS_MAX, Part};
-use crate::precopy::Piece;
+use crate::precopy::{Piece, Present};
 
 /// Most bytes of a sheet: as much as a tree may have of both.
 const SHEET_MAX: usize = 128 << 10;
@@ -54,6 +54,8 @@ enum Message {
 pub struct Ahead {
     /// Memory that is large, as it is now.
     pub large: Vec<Piece>,
+    /// Pages of it that are there, and are to come.
+    pub present: Vec<Present>,
     /// Bytes of the image; none: all that are to come.
     pub written: Option<u64>,
     /// But for those behind the tree's state.

@@ -30,8 +30,8 @@ pub struct Leaving {
     image: Image<Box<dyn Sink>>,
     /// Memory that the tree does not wait for.
     feeder: Option<Feeder>,
-    /// Its heir reads the image before all else has come, and says when it has.
-    is_told: bool,
+    /// What its heir was told of, and has not said yet that it has read.
+    told: u32,
     ready: Option<PreparedTree>,
     stopped: Option<Stopped>,
 }
@@ -44,7 +44,7 @@ impl Leaving {
             memory: None,
             image: Image::None,
             feeder: None,
-            is_told: false,
+            told: 0,
             ready: None,
             stopped: None,
         }
@@ -104,6 +104,7 @@ impl Leaving {
             let written = Some(begun.settle()?);
             let ahead = Ahead {
                 large,
+                present: Vec::new(),
                 written,
                 defers: false,
             };
@@ -111,10 +112,21 @@ impl Leaving {
             handover.wait_until_read()
         };
         if is_ahead {
-            let large = begun.large();
+            let (large, _) = begun.large();
             is_read(begun, large)?;
             begun.copy_ahead(known)?;
             is_read(begun, Vec::new())?;
+        } else if self.note.way.is_read_at_once() && !self.note.way.defers() {
+            // It makes room meanwhile.
+            let (large, present) = begun.large();
+            let ahead = Ahead {
+                large,
+                present,
+                written: Some(0),
+                defers: false,
+            };
+            handover.send_ahead(ahead, memory)?;
+            self.told += 1;
         }
         job.board.meet("copied")?;
         let ready = PreparedTree::look(PURPOSE, known, plugins, directory, Some(job), Span::Save)?;
@@ -144,17 +156,21 @@ impl Leaving {
         };
         let stopped = self.stopped.insert(stopped);
         let is_read_at_once = self.note.way.is_read_at_once();
-        self.is_told = is_read_at_once || begun.is_ahead();
-        if self.is_told {
+        if is_read_at_once || begun.is_ahead() {
             let defers = self.note.way.defers();
             let ahead = Ahead {
-                // What follows is put where it belongs at once.
-                large: if defers { Vec::new() } else { begun.large() },
+                large: match defers {
+                    // What follows is put where it belongs at once.
+                    true => Vec::new(),
+                    false => begun.large_of(stopped),
+                },
+                present: Vec::new(),
                 written: (!is_read_at_once).then_some(0),
                 defers,
             };
             let memory = self.memory.as_ref().map(AsFd::as_fd);
             handover.send_ahead(ahead, memory)?;
+            self.told += 1;
         }
         if self.note.way.defers() {
             let (saved, deferred) = begun.save_deferring(stopped, parts.known)?;
@@ -176,7 +192,7 @@ impl Leaving {
             self.image = Image::Written(Box::new(written.next));
         }
         self.note.way.arrive()?;
-        if self.is_told {
+        for _ in 0..self.told {
             handover.wait_until_read()?;
         }
         let network = stopped.network()?;

@@ -55,6 +55,7 @@ impl Feeder {
             wanted: VecDeque::new(),
             next: None,
             questions,
+            runs: false,
             is_given_up: is_given_up.clone(),
         };
         let thread = thread::Builder::new().name("post-copy".into());
@@ -77,9 +78,14 @@ impl Feeder {
         self.theirs.as_fd()
     }
 
-    /// Waits until the heir has all of it. It has its end.
+    /// The tree runs there: waits until the heir has all of it.
     pub fn wait(self) -> Result<()> {
+        // By the heir's end, which the heir has, too: nobody waits for two things.
+        let rest =
+            postcard::to_stdvec(&Asks::Rest).map_err(|error| failed(io::Error::other(error)));
+        let told = rest.and_then(|rest| packets::send(&self.theirs, &rest, &[]).map_err(failed));
         drop(self.theirs);
+        told?;
         let panicked = |_| lost("whoever sends it");
         self.thread.join().unwrap_or_else(|why| Err(panicked(why)))
     }
@@ -99,6 +105,8 @@ struct Feeding {
     /// What is behind the last one that was written.
     next: Option<(u32, u64)>,
     questions: OwnedFd,
+    /// Not only what somebody waits for goes.
+    runs: bool,
     is_given_up: Arc<AtomicBool>,
 }
 
@@ -111,8 +119,10 @@ impl Feeding {
             if self.is_given_up.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let Some((index, block)) = self.block() else {
-                break;
+            let (index, block) = match self.block() {
+                Some(next) => next,
+                None if self.runs => break,
+                None => continue,
             };
             let deferred = &mut self.deferred[index];
             self.saved.write_deferred(deferred, block.clone())?;
@@ -121,31 +131,34 @@ impl Feeding {
         }
         self.saved.finish()?;
         // What is asked for has been sent.
-        while let Asks::Page { .. } = hear(&self.questions)? {}
+        while !matches!(hear(&self.questions)?, Asks::Whole) {}
         Ok(())
     }
 
-    /// What the heir asks for.
+    /// What the heir asks for; as long as the tree does not run, and nobody waits for anything, that is waited for.
     fn hears(&mut self) -> Result<()> {
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         loop {
+            let at_most = (self.runs || !self.wanted.is_empty()).then_some(&now);
             let mut ready = [PollFd::new(&self.questions, PollFlags::IN)];
-            match poll(&mut ready, Some(&now)) {
+            match poll(&mut ready, at_most) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(error) => return Err(failed(error)),
                 Ok(0) => return Ok(()),
                 Ok(_) => {}
             }
-            if let Asks::Page { space, address } = hear(&self.questions)? {
-                self.wanted.push_back((space, address));
+            match hear(&self.questions)? {
+                Asks::Page { space, address } => self.wanted.push_back((space, address)),
+                Asks::Rest => self.runs = true,
+                Asks::Whole => return Err(failed(io::ErrorKind::InvalidData)),
             }
         }
     }
 
-    /// What is written next; none: all is written.
+    /// What is written next; none: all that may be is written.
     fn block(&mut self) -> Option<(usize, Range<u64>)> {
         while let Some((space, address)) = self.wanted.pop_front() {
             // Otherwise it is on its way.
@@ -155,6 +168,9 @@ impl Feeding {
             {
                 return Some(block);
             }
+        }
+        if !self.runs {
+            return None;
         }
         let behind = self
             .next

@@ -5,9 +5,10 @@
 //! source                                                heir: a process beside it (`filler`)       its supervisor
 //! the tree stands still; all but what can wait --------------------------------------------------> restores the tree
 //!                                                            <--- a userfaultfd of each process ---
-//! pages, through the same pipeline (`feeder`) ---------> puts them where they are missing
 //!           <-- the address of a page, when somebody waits for it
+//! pages, through the same pipeline (`feeder`) ---------> puts them where they are missing
 //!           ...                                     [COMMIT]                                       the tree runs
+//! all the others, in order, or from what somebody waits for on
 //! the image's end -------------------------------------> nothing is missing
 //!           <-- whole --------------------------------------------- whole ----------------------> it stays
 //! the tree ends
@@ -20,6 +21,8 @@
 //! | heir | the same: the source's has been left, and what has run since is nowhere else |
 //!
 //! Before the commit nothing has run there, and the tree runs on at the source.
+//!
+//! Before it runs, nothing goes but what somebody waits for: all else would only take time from what it takes to run.
 //!
 //! What must stay true: nothing of the tree ever sees a page that is missing as zeroes. The userfaultfds are open in two
 //! processes, each of which ends the tree if the other one dies: the kernel shows what is missing as zeroes when nobody has
@@ -113,6 +116,8 @@ impl FromIterator<(u32, Ranges)> for Follows {
 enum Asks {
     /// Somebody waits for this page.
     Page { space: u32, address: u64 },
+    /// The tree runs: everything may come. The source says that to itself.
+    Rest,
     /// The last page is there.
     Whole,
 }
