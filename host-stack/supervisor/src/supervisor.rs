@@ -38,7 +38,7 @@ use snaprig_ckpt::{
 use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     error::{Error, Result, chain},
-    state::Tree,
+    state::{Backing, Tree},
 };
 use snaprig_tracee::{trace, tree};
 
@@ -246,6 +246,14 @@ impl<'a> Supervisor<'a> {
     ) -> Self {
         let mut supervisor = Self::new(parts, tree.root, command, options);
         supervisor.known.has_own_ipc = tree.sysv.is_some();
+        for body in tree.processes.iter().filter_map(|one| one.body.as_ref()) {
+            supervisor.known.named.learn(&body.exe);
+            for area in &body.areas {
+                if let Backing::File { file, .. } = &area.backing {
+                    supervisor.known.named.learn(file);
+                }
+            }
+        }
         supervisor
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ffi::OsStr,
     fs::File,
     io::{self, Read},
     os::unix::{
@@ -47,6 +48,25 @@ impl Named {
             what: format!("its file {}", path.display()),
             source,
         })
+    }
+
+    /// What an image says of a file's bytes, which a restart has found to be those that are there: they need not be looked at.
+    pub fn learn(&mut self, id: &FileId) {
+        let path = Path::new(OsStr::from_bytes(&id.path));
+        if id.hash == 0 || self.files.contains_key(path) {
+            return;
+        }
+        let Ok(metadata) = std::fs::metadata(path) else {
+            return;
+        };
+        if metadata.len() == id.size && modified(&metadata) == id.modified_nanos {
+            let known = NamedFile {
+                id: id.clone(),
+                inode: metadata.ino(),
+                tail: None,
+            };
+            self.files.insert(path.to_owned(), known);
+        }
     }
 
     fn look(&mut self, path: &Path, hashed: bool) -> io::Result<FileId> {
@@ -108,7 +128,7 @@ pub fn tail(path: &Path, size: u64) -> io::Result<u64> {
 pub fn hash(path: &Path) -> io::Result<u64> {
     let mut file = File::open(path)?;
     let mut hash = Xxh3::new();
-    let mut bytes = vec![0; 1 << 20];
+    let mut bytes = vec![0; 128 << 10];
     loop {
         match file.read(&mut bytes)? {
             0 => return Ok(hash.digest().max(1)),
