@@ -285,9 +285,14 @@ impl<S: Sink> NewImage<S> {
         known.abandoned(self.before, Some(self.spaces));
     }
 
-    /// The tree's largest memory, and what of it is there.
-    pub fn large(&mut self) -> (Vec<Piece>, Vec<Present>) {
+    /// The tree's largest memory.
+    pub fn large(&mut self) -> Vec<Piece> {
         precopy::large(&mut self.spaces)
+    }
+
+    /// What of that is there.
+    pub fn present(&mut self, large: &[Piece]) -> Vec<Present> {
+        precopy::present(&mut self.spaces, large)
     }
 
     /// The largest memory of a tree that stands still.

@@ -190,9 +190,9 @@ pub struct Piece {
     pub is_unreserved: bool,
 }
 
-/// The largest pieces of all of this process's tree, and which of their pages are there, as far as that is told of.
-pub fn large(spaces: &mut Spaces) -> (Vec<Piece>, Vec<Present>) {
-    let (mut large, mut present) = (Vec::new(), Vec::new());
+/// The largest pieces of all of this process's tree.
+pub fn large(spaces: &mut Spaces) -> Vec<Piece> {
+    let mut large = Vec::new();
     for pid in tree::processes().unwrap_or_default() {
         let space = spaces.meet(Key::Process(pid)).number();
         // It may have ended.
@@ -202,27 +202,35 @@ pub fn large(spaces: &mut Spaces) -> (Vec<Piece>, Vec<Present>) {
             let is_unreserved = map.extension.vm_flags.contains(VmFlags::NR);
             (map.address.0..map.address.1, is_unreserved)
         });
-        let pieces = largest(pieces(space, areas));
-        present.extend(pages_of(pid, &pieces).iter().map(|part| (space, part)));
-        large.extend(pieces);
+        large.extend(pieces(space, areas));
     }
-    present.sort_unstable_by_key(|(_, part)| Reverse(part.end - part.start));
-    present.truncate(LARGE_MAX);
-    (largest(large), present)
+    largest(large)
 }
 
 /// Pages that are there, of a space.
 pub type Present = (u32, Range<u64>);
 
-/// Those of a process's pieces.
-fn pages_of(pid: pid_t, pieces: &[Piece]) -> Ranges {
+/// Those of pieces, as far as that is told of.
+pub fn present(spaces: &mut Spaces, large: &[Piece]) -> Vec<Present> {
+    let mut present = Vec::new();
+    for pid in tree::processes().unwrap_or_default() {
+        let space = spaces.meet(Key::Process(pid)).number();
+        let pieces = large.iter().filter(|piece| piece.space == space);
+        let pages = pages_of(pid, pieces.map(|piece| piece.start..piece.end).collect());
+        present.extend(pages.iter().map(|part| (space, part)));
+    }
+    present.sort_unstable_by_key(|(_, part)| Reverse(part.end - part.start));
+    present.truncate(LARGE_MAX);
+    present
+}
+
+/// Those of some memory of a process.
+fn pages_of(pid: pid_t, memory: Ranges) -> Ranges {
     let mut pages = Ranges::default();
     let Ok(pagemap) = Pagemap::open(pid) else {
         return pages;
     };
-    let mut areas: Vec<_> = pieces.iter().map(|piece| piece.start..piece.end).collect();
-    areas.sort_unstable_by_key(|area| area.start);
-    for area in areas {
+    for area in memory.iter() {
         // What has gone meanwhile has none.
         let _ = pagemap.own(area, false, &mut pages, &mut Ranges::default());
     }

@@ -112,16 +112,16 @@ impl Leaving {
             handover.wait_until_read()
         };
         if is_ahead {
-            let (large, _) = begun.large();
+            let large = begun.large();
             is_read(begun, large)?;
             begun.copy_ahead(known)?;
             is_read(begun, Vec::new())?;
         } else if self.note.way.is_read_at_once() && !self.note.way.defers() {
             // It makes room meanwhile.
-            let (large, present) = begun.large();
+            let large = begun.large();
             let ahead = Ahead {
+                present: begun.present(&large),
                 large,
-                present,
                 written: Some(0),
                 defers: false,
             };
@@ -231,9 +231,8 @@ impl Leaving {
         self.note.way.clean_up();
         // The heir is told by that before anything else: it has not been given the tree.
         drop(self.handover);
-        if let Some(feeder) = self.feeder {
-            feeder.give_up();
-        }
+        // What is under way of it ends by that, and by the heir's end.
+        drop(self.feeder);
         let went = self.stopped.map(Stopped::let_go).transpose();
         drop(self.ready);
         self.image.undo(known);

@@ -7,10 +7,6 @@ use std::{
     io,
     ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     thread::{self, JoinHandle},
 };
 
@@ -29,13 +25,12 @@ const BLOCK_BYTES: u64 = 256 << 10;
 /// The longest message of the heir's.
 const ASKS_MAX: usize = 32;
 
-/// An image that is being written to its end, while its tree is restored, and runs, elsewhere.
+/// An image that is being written to its end, while its tree is restored, and runs, elsewhere. Dropped, nothing more is to follow.
 pub struct Feeder {
     thread: JoinHandle<Result<()>>,
     follows: Follows,
     /// The end at which the heir asks, until that has it.
     theirs: OwnedFd,
-    is_given_up: Arc<AtomicBool>,
 }
 
 fn failed(source: impl Into<io::Error>) -> Error {
@@ -46,7 +41,6 @@ impl Feeder {
     /// Begins with what follows.
     pub fn start(saved: Saved<Box<dyn Sink>>, deferred: Vec<Deferred>) -> Result<Self> {
         let (questions, theirs) = packets::pair().map_err(failed)?;
-        let is_given_up = Arc::new(AtomicBool::new(false));
         let follows = deferred.iter().map(|one| (one.space, one.pages.clone()));
         let follows = follows.collect();
         let feeding = Feeding {
@@ -56,7 +50,6 @@ impl Feeder {
             next: None,
             questions,
             runs: false,
-            is_given_up: is_given_up.clone(),
         };
         let thread = thread::Builder::new().name("post-copy".into());
         let thread = thread.spawn(move || feeding.run()).map_err(failed)?;
@@ -64,7 +57,6 @@ impl Feeder {
             thread,
             follows,
             theirs,
-            is_given_up,
         })
     }
 
@@ -89,11 +81,6 @@ impl Feeder {
         let panicked = |_| lost("whoever sends it");
         self.thread.join().unwrap_or_else(|why| Err(panicked(why)))
     }
-
-    /// Nothing is to follow: the tree runs on here. What is under way ends by itself.
-    pub fn give_up(self) {
-        self.is_given_up.store(true, Ordering::Relaxed);
-    }
 }
 
 /// In its thread.
@@ -107,7 +94,6 @@ struct Feeding {
     questions: OwnedFd,
     /// Not only what somebody waits for goes.
     runs: bool,
-    is_given_up: Arc<AtomicBool>,
 }
 
 impl Feeding {
@@ -116,9 +102,6 @@ impl Feeding {
         self.saved.settle()?;
         loop {
             self.hears()?;
-            if self.is_given_up.load(Ordering::Relaxed) {
-                return Ok(());
-            }
             let (index, block) = match self.block() {
                 Some(next) => next,
                 None if self.runs => break,

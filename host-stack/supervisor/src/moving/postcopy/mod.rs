@@ -35,10 +35,10 @@ mod missing;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use snaprig_ckpt_image::image::PAGE;
 use snaprig_resources::error::{Error, Result};
 use snaprig_tracee::ranges::Ranges;
 
-const PAGE: u64 = 4096;
 /// End of the addresses of processes.
 const USER_END: u64 = 0x7fff_ffff_f000;
 /// Most parts that a message tells of.
