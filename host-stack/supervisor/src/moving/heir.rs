@@ -363,7 +363,7 @@ impl Inheritance<'_> {
         come: Come,
         mut running: PipeWriter,
     ) -> Result<Option<u64>> {
-        let (round, order) = self.begins()?;
+        let (round, order) = self.begins(handover)?;
         let name = &self.heir.moves.heir;
         let Come {
             arrived: Arrived {
@@ -436,9 +436,22 @@ impl Inheritance<'_> {
         Ok(still.then_some(round))
     }
 
-    fn begins(&self) -> Result<(u64, Order)> {
+    /// Until it is to connect. A coordinator that has come after the round's knows nothing of it, and says nothing: that the
+    /// tree stays where it was is heard from the source's end of the handover.
+    fn begins(&self, handover: &Handover) -> Result<(u64, Order)> {
         loop {
-            match self.link.next_event(None) {
+            let mut ready = [
+                PollFd::from_borrowed_fd(self.link.ready(), PollFlags::IN),
+                PollFd::new(handover, PollFlags::IN),
+            ];
+            // EINTR: as if nothing had come.
+            let _ = poll(&mut ready, None);
+            if ready[0].revents().is_empty() && !ready[1].revents().is_empty() {
+                return Err(Error::Missing {
+                    what: "the source has given up the move".into(),
+                });
+            }
+            match self.link.next_event(Some(Duration::ZERO)) {
                 Some(Event::Begin {
                     round,
                     phase: Phase::Connect,
