@@ -235,6 +235,13 @@ pub struct Area {
     pub huge_bytes: u64,
 }
 
+impl Area {
+    /// Whether it is a process's own, of no file, and of ordinary pages.
+    pub fn is_own(&self) -> bool {
+        !self.is_shared && self.backing == Backing::Anonymous && self.huge_bytes == 0
+    }
+}
+
 /// A policy of a part of memory (mbind(2)).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {

@@ -301,9 +301,7 @@ impl<S: Sink> NewImage<S> {
         let processes = &stopped.described.tree.processes;
         for (held, process) in stopped.frozen.processes.iter().zip(processes) {
             let Some(body) = &process.body else { continue };
-            let areas = body.areas.iter().filter(|area| {
-                !area.is_shared && area.backing == Backing::Anonymous && area.huge_bytes == 0
-            });
+            let areas = body.areas.iter().filter(|area| area.is_own());
             let areas = areas.map(|area| (area.start..area.end, area.flags.contains(b"nr")));
             let space = self.spaces.meet(Key::Process(held.pid)).number();
             large.extend(precopy::pieces(space, areas));
@@ -660,7 +658,7 @@ impl<S: Sink> Saved<S> {
     }
 
     /// Writes some of the pages that were left for later.
-    pub fn write_deferred(&mut self, deferred: &mut Deferred, part: Range<u64>) -> Result<()> {
+    pub fn write_deferred(&mut self, deferred: &Deferred, part: Range<u64>) -> Result<()> {
         deferred.write(part, &mut self.writer)
     }
 

@@ -65,17 +65,21 @@ pub struct Deferred {
     shares: bool,
     /// Its number.
     pub space: u32,
-    /// What is still to be copied.
+    /// All of them.
     pub pages: Ranges,
 }
 
 impl Deferred {
-    /// Writes some of it.
-    pub fn write(&mut self, part: Range<u64>, writer: &mut dyn PageWriter) -> Result<()> {
+    /// Writes some of them.
+    pub fn write(&self, part: Range<u64>, writer: &mut dyn PageWriter) -> Result<()> {
         let part = Ranges::from(part).within(&self.pages);
-        self.pages = self.pages.without(&part);
-        let at = (self.pid, 0);
-        copy_held(self.space, at, &part, gather(self.shares), writer)
+        copy_held(
+            self.space,
+            (self.pid, 0),
+            &part,
+            gather(self.shares),
+            writer,
+        )
     }
 }
 
@@ -96,12 +100,8 @@ const DEFERRED_MIN: u64 = 1 << 20;
 fn can_wait(areas: &[Area]) -> Ranges {
     /// Stacks that grow; what is locked; what kernels may drop; what children do not have, or have as zeroes.
     const NOT: [&[u8; 2]; 5] = [b"gd", b"lo", b"dp", b"dc", b"wf"];
-    let is_plain = |area: &&Area| {
-        !area.is_shared
-            && area.backing == Backing::Anonymous
-            && area.huge_bytes == 0
-            && !NOT.iter().any(|flag| area.flags.contains(flag))
-    };
+    let is_plain =
+        |area: &&Area| area.is_own() && !NOT.iter().any(|flag| area.flags.contains(flag));
     let areas = areas.iter().filter(is_plain);
     let pieces: Ranges = areas.map(|area| area.start..area.end).collect();
     let is_large = |piece: &Range<u64>| piece.end - piece.start >= DEFERRED_MIN;

@@ -440,10 +440,7 @@ fn is_in_the_way(body: &Body) -> bool {
 fn is_plain(area: &Area) -> bool {
     // Who wants no huge pages is not given any.
     let is_special = |flag: &[u8; 2]| [b"gd", b"dp", b"nh"].contains(&flag);
-    matches!(area.backing, Backing::Anonymous)
-        && !area.is_shared
-        && area.huge_bytes == 0
-        && !area.flags.iter().any(is_special)
+    area.is_own() && !area.flags.iter().any(is_special)
 }
 
 fn is_unreserved(area: &Area) -> bool {

@@ -26,7 +26,7 @@ use std::{
 use rustix::process::{
     Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, waitpid,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use snaprig_peers::{Address, Token, packets};
 use snaprig_ppmr::{
     Digest,
@@ -40,15 +40,12 @@ use snaprig_tracee::faults::{begin_round, reached};
 
 use super::{
     faults,
+    spoken::{WHY_MAX, hear, say},
     way::{Pipelined, ToTarget},
 };
 
 /// What is read at a time.
 const READ_BYTES: usize = 1 << 20;
-/// The longest message between both processes.
-const SAID_MAX: usize = 4096;
-/// The longest reason, in characters.
-const WHY_MAX: usize = SAID_MAX / 8;
 
 /// What the process says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,18 +85,6 @@ pub struct Incoming {
 
 fn failed(source: impl Into<io::Error>) -> Error {
     Error::io(super::IMAGE, source.into())
-}
-
-fn say(socket: &OwnedFd, what: &impl Serialize) -> io::Result<()> {
-    let said = postcard::to_stdvec(what).map_err(io::Error::other)?;
-    packets::send(socket, &said, &[])
-}
-
-fn hear<T: DeserializeOwned>(socket: &OwnedFd) -> io::Result<T> {
-    let mut bytes = [0; SAID_MAX];
-    let received = packets::receive(socket, &mut bytes)?;
-    let (len, _) = received.ok_or(io::ErrorKind::UnexpectedEof)?;
-    postcard::from_bytes(&bytes[..len]).map_err(io::Error::other)
 }
 
 impl Incoming {
@@ -175,7 +160,8 @@ impl Incoming {
 
     /// What is said next, if it goes on.
     fn hear(&self) -> io::Result<Said> {
-        match hear(&self.socket)? {
+        let (said, _) = hear(&self.socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match said {
             Said::Failed(why) => Err(io::Error::other(why)),
             said => Ok(said),
         }
@@ -190,7 +176,7 @@ impl Incoming {
             match self.hear()? {
                 Said::Part(part) => return Ok(Some(part)),
                 Said::Drained => {
-                    say(&self.socket, &Answer::Checksum(self.digest.checksum()))?;
+                    say(&self.socket, &Answer::Checksum(self.digest.checksum()), &[])?;
                 }
                 Said::Whole => {
                     self.is_whole = true;
@@ -220,7 +206,7 @@ impl Read for Incoming {
         self.part = left;
         if left.is_none() {
             let bytes = std::mem::take(&mut self.read_bytes);
-            say(&self.socket, &Answer::Took(bytes))?;
+            say(&self.socket, &Answer::Took(bytes), &[])?;
         }
         Ok(count)
     }
@@ -251,7 +237,7 @@ fn beside(
             ..Takes::default()
         };
         let target = TargetNode::listen(&any, &token, target)?;
-        say(heir, &Said::Listens(target.address().to_string()))?;
+        say(heir, &Said::Listens(target.address().to_string()), &[])?;
         let reader = target.next_reader();
         takes(reader.ok_or(io::ErrorKind::UnexpectedEof)?, heir)
         // The source has been told by now: who hears the last word ends this process.
@@ -261,7 +247,7 @@ fn beside(
         Err(error) => Said::Failed(chain(&error).chars().take(WHY_MAX).collect()),
     };
     // If the heir is not there, nobody is told.
-    let _ = say(heir, &last);
+    let _ = say(heir, &last, &[]);
 }
 
 /// The heir reads it where it is.
@@ -270,17 +256,17 @@ fn lends(mut reader: Reader, heir: &OwnedFd) -> io::Result<()> {
     let (hears, gives_back) = (heir.try_clone()?, reader.gives_back());
     thread::spawn(move || answers(&hears, &gives_back, &checksums));
     while let Some(part) = reader.next_part()? {
-        say(heir, &Said::Part(part))?;
+        say(heir, &Said::Part(part), &[])?;
         reached(&faults::COMING);
     }
-    say(heir, &Said::Drained)?;
+    say(heir, &Said::Drained, &[])?;
     let checksum = checksum.recv();
     reader.check(checksum.map_err(|_| io::ErrorKind::UnexpectedEof)?)
 }
 
 /// What the heir says, until it says nothing more.
 fn answers(heir: &OwnedFd, gives_back: &GivesBack, checksums: &Sender<u64>) {
-    while let Ok(answer) = hear(heir) {
+    while let Ok(Some((answer, _))) = hear(heir) {
         match answer {
             Answer::Took(bytes) => gives_back.took(bytes),
             Answer::Checksum(checksum) => {

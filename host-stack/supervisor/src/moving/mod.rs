@@ -34,6 +34,7 @@ mod network;
 mod postcopy;
 mod scp;
 mod source;
+mod spoken;
 pub mod way;
 
 use std::time::Duration;

@@ -29,15 +29,15 @@ use snaprig_tracee::{
 use snaprig_userfault::{Userfault, missing::Happened};
 
 use super::{
-    super::{ahead::Remainder, faults},
+    super::{
+        ahead::Remainder,
+        faults,
+        spoken::{WHY_MAX, hear, say},
+    },
     Asks, Follows, PAGE, lost,
-    missing::Missing,
+    missing::{Fault, Missing},
 };
 
-/// The longest message.
-const SAID_MAX: usize = 4096;
-/// The longest reason, in characters.
-const WHY_MAX: usize = SAID_MAX / 8;
 /// How often who cannot put a page looks whether it can; it is told before that, unless a fork(2) has failed.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -56,21 +56,6 @@ enum Said {
 
 fn failed(source: impl Into<io::Error>) -> Error {
     Error::io("memory that follows a tree", source.into())
-}
-
-fn say(socket: &OwnedFd, what: &Said, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let said = postcard::to_stdvec(what).map_err(io::Error::other)?;
-    packets::send(socket, &said, fds)
-}
-
-/// None: nobody is there.
-fn hear(socket: &OwnedFd) -> io::Result<Option<(Said, Option<OwnedFd>)>> {
-    let mut bytes = [0; SAID_MAX];
-    let Some((len, fds)) = packets::receive(socket, &mut bytes)? else {
-        return Ok(None);
-    };
-    let said = postcard::from_bytes(&bytes[..len]).map_err(io::Error::other)?;
-    Ok(Some((said, fds.into_iter().next())))
 }
 
 /// The process, as the tree's supervisor has it.
@@ -125,14 +110,16 @@ impl Filler {
     pub fn wait(mut self) -> Result<()> {
         loop {
             match hear(&self.socket).map_err(failed)? {
-                Some((Said::Space(_), Some(userfault))) => self.userfaults.push(userfault.into()),
+                Some((Said::Space(_), fds)) => {
+                    self.userfaults.extend(fds.into_iter().map(Userfault::from));
+                }
                 Some((Said::Whole, _)) => return Ok(()),
                 Some((Said::Failed(why), _)) => {
                     return Err(Error::Job {
                         what: format!("{}: {why}", lost("the source")),
                     });
                 }
-                Some(_) => return Err(failed(io::ErrorKind::InvalidData)),
+                Some((Said::All, _)) => return Err(failed(io::ErrorKind::InvalidData)),
                 None => return Err(lost("who puts pages in place")),
             }
         }
@@ -158,8 +145,6 @@ struct Known {
     missing: Missing,
     /// By the numbers that `missing` has.
     userfaults: Vec<Arc<Userfault>>,
-    /// Pages that have been asked for.
-    asked: BTreeSet<(u32, u64)>,
 }
 
 struct Filling<'a> {
@@ -177,16 +162,16 @@ fn fill(rest: &mut Remainder, supervisor: &OwnedFd, questions: &OwnedFd, follows
     let mut known = Known {
         missing: Missing::default(),
         userfaults: Vec::new(),
-        asked: BTreeSet::new(),
     };
     loop {
         match hear(supervisor) {
-            Ok(Some((Said::Space(space), Some(userfault)))) => {
+            Ok(Some((Said::Space(space), fds))) => {
                 let none = Ranges::default();
-                known
-                    .missing
-                    .add(space, follows.spaces().get(&space).unwrap_or(&none));
-                known.userfaults.push(Arc::new(userfault.into()));
+                let pages = follows.spaces().get(&space).unwrap_or(&none);
+                for userfault in fds {
+                    known.missing.add(space, pages);
+                    known.userfaults.push(Arc::new(userfault.into()));
+                }
             }
             Ok(Some((Said::All, _))) => break,
             // Nothing has run.
@@ -227,8 +212,7 @@ impl Filling<'_> {
     }
 
     fn asks(&self, what: &Asks) -> io::Result<()> {
-        let asked = postcard::to_stdvec(what).map_err(io::Error::other)?;
-        packets::send(self.questions, &asked, &[])
+        say(self.questions, what, &[])
     }
 
     /// The image to its end; nothing is missing then.
@@ -293,14 +277,7 @@ impl Filling<'_> {
                 Err((_, error)) => return Err(failed(error)),
             }
         }
-        // What has come need not be asked for any more, and may be again: a child may have it missing.
-        let asked = known
-            .asked
-            .range((space, source.start)..(space, source.end));
-        let asked: Vec<_> = asked.copied().collect();
-        for page in asked {
-            known.asked.remove(&page);
-        }
+        known.missing.came(space, &source);
         Ok(())
     }
 
@@ -355,13 +332,13 @@ impl Filling<'_> {
             match happened {
                 Happened::Fault(address) => {
                     let page = address / PAGE * PAGE;
-                    match known.missing.wanted(of, page) {
-                        Some((space, address)) if known.asked.insert((space, address)) => {
+                    match known.missing.fault(of, page) {
+                        Fault::Ask { space, address } => {
                             // If nobody is there to be asked, that is heard of by its end.
                             let _ = self.asks(&Asks::Page { space, address });
                         }
-                        Some(_) => {}
-                        None => zero(userfault, page),
+                        Fault::Asked => {}
+                        Fault::Zero => zero(userfault, page),
                     }
                 }
                 Happened::Forked(child) => {

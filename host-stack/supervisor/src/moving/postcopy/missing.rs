@@ -7,13 +7,31 @@
 //! somebody lacks it, once. What a process has dropped, unmapped, or got otherwise is not lacked: nothing that comes late
 //! is put there.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use snaprig_tracee::ranges::Ranges;
 
 /// Pages that are missing from address spaces.
 #[derive(Debug, Default)]
-pub struct Missing(Vec<Space>);
+pub struct Missing {
+    spaces: Vec<Space>,
+    /// Pages that have been asked for, as the source has them.
+    asked: BTreeSet<(u32, u64)>,
+}
+
+/// What is to be done for somebody who waits at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// To ask for this page.
+    Ask { space: u32, address: u64 },
+    /// Nothing: it has been asked for.
+    Asked,
+    /// Nothing is to come there: it is a page of zeroes, if there is none.
+    Zero,
+}
 
 /// What an address space lacks.
 #[derive(Clone, Debug, Default)]
@@ -41,23 +59,23 @@ impl Missing {
         let parts = pages
             .iter()
             .map(|part| (part.start, (part.end, part.start)));
-        self.0.push(Space {
+        self.spaces.push(Space {
             origin,
             parts: parts.collect(),
         });
-        self.0.len() - 1
+        self.spaces.len() - 1
     }
 
     /// One has been copied by fork(2); which one the copy is.
     pub fn forked(&mut self, of: usize) -> usize {
-        let copy = self.0.get(of).cloned().unwrap_or_default();
-        self.0.push(copy);
-        self.0.len() - 1
+        let copy = self.spaces.get(of).cloned().unwrap_or_default();
+        self.spaces.push(copy);
+        self.spaces.len() - 1
     }
 
     /// Nothing of these addresses is missing any more.
     pub fn is_there(&mut self, of: usize, addresses: &Range<u64>) {
-        if let Some(space) = self.0.get_mut(of) {
+        if let Some(space) = self.spaces.get_mut(of) {
             space.cut(addresses);
         }
     }
@@ -69,7 +87,7 @@ impl Missing {
 
     /// Memory is at other addresses.
     pub fn moved(&mut self, of: usize, from: u64, to: u64, bytes: u64) {
-        if let Some(space) = self.0.get_mut(of) {
+        if let Some(space) = self.spaces.get_mut(of) {
             let moved = space.cut(&(from..from.saturating_add(bytes)));
             space.cut(&(to..to.saturating_add(bytes)));
             for (start, (end, source)) in moved {
@@ -80,16 +98,36 @@ impl Missing {
         }
     }
 
+    /// Somebody waits at a page.
+    pub fn fault(&mut self, of: usize, page: u64) -> Fault {
+        match self.wanted(of, page) {
+            None => Fault::Zero,
+            Some(wanted) if !self.asked.insert(wanted) => Fault::Asked,
+            Some((space, address)) => Fault::Ask { space, address },
+        }
+    }
+
+    /// What the source has at these addresses has come, and is wherever it was missing. It may be asked for again: a child
+    /// may have it missing.
+    pub fn came(&mut self, origin: u32, source: &Range<u64>) {
+        let asked = self
+            .asked
+            .range((origin, source.start)..(origin, source.end));
+        for page in asked.copied().collect::<Vec<_>>() {
+            self.asked.remove(&page);
+        }
+    }
+
     /// Whose page it is that is missing there, and where the source has it; none: nothing is missing there.
-    pub fn wanted(&self, of: usize, address: u64) -> Option<(u32, u64)> {
-        let space = self.0.get(of)?;
+    fn wanted(&self, of: usize, address: u64) -> Option<(u32, u64)> {
+        let space = self.spaces.get(of)?;
         let (start, (end, source)) = space.parts.range(..=address).next_back()?;
         (address < *end).then(|| (space.origin, source + (address - start)))
     }
 
     /// Somebody who lacks some of what the source has at these addresses.
     pub fn place(&self, origin: u32, source: &Range<u64>) -> Option<Place> {
-        let mut spaces = self.0.iter().enumerate();
+        let mut spaces = self.spaces.iter().enumerate();
         spaces.find_map(|(of, space)| {
             let parts = (space.origin == origin).then_some(&space.parts)?;
             parts.iter().find_map(|(start, (end, first))| {
@@ -107,7 +145,7 @@ impl Missing {
 
     /// Whether nobody lacks anything.
     pub fn is_none(&self) -> bool {
-        self.0.iter().all(|space| space.parts.is_empty())
+        self.spaces.iter().all(|space| space.parts.is_empty())
     }
 }
 

@@ -31,6 +31,9 @@
 pub mod feeder;
 pub mod filler;
 mod missing;
+mod order;
+#[cfg(test)]
+mod simulated;
 
 use std::collections::BTreeMap;
 
