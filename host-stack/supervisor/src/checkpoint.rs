@@ -41,7 +41,6 @@ use snaprig_resources::{
     opened::Item,
     plugins::owned::Owned,
     spaces::{Key, Spaces},
-    state::Backing,
 };
 use snaprig_tracee::faults::reached;
 use snaprig_tracee::{

@@ -22,7 +22,7 @@ use snaprig_ckpt_image::image::{PAGE, Piece};
 use snaprig_resources::{
     error::{Error, Result},
     growing::moved,
-    state::{Area, Backing, Body, Process, Tree},
+    state::{Area, Body, Process, Tree},
     target::{Targets, clear, put},
 };
 use snaprig_tracee::{
