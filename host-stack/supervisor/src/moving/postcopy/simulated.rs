@@ -4,7 +4,7 @@
 //! What must be true of every run: a program finds in its memory what it would have found if all of it had come at once; who waits for a
 //! page gets it, one block later than its question at most; and in the end nothing is missing.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::prelude::*;
 use snaprig_tracee::ranges::Ranges;
@@ -19,7 +19,7 @@ use super::{
 const PAGES: u64 = 200;
 const PROCESSES_MAX: usize = 6;
 /// Two spaces, whose pages are told apart.
-const SPACES: u32 = 2;
+const SPACES: usize = 2;
 
 /// What a page holds: zeroes, or what the source has there.
 type Page = Option<(u32, u64)>;
@@ -95,12 +95,12 @@ fn addresses(page: u64, pages: u64) -> std::ops::Range<u64> {
 }
 
 impl World {
-    fn new(there: [&BTreeMap<u64, ()>; SPACES as usize]) -> Self {
+    fn new(there: [&BTreeSet<u64>; SPACES]) -> Self {
         let (mut missing, mut processes, mut spaces) = (Missing::default(), Vec::new(), Vec::new());
         for (space, pages) in (0..).zip(there) {
-            let ranges: Ranges = pages.keys().map(|page| addresses(*page, 1)).collect();
+            let ranges: Ranges = pages.iter().map(|page| addresses(*page, 1)).collect();
             missing.add(space, &ranges);
-            let should_have = pages.keys().map(|page| (*page, Some((space, *page))));
+            let should_have = pages.iter().map(|page| (*page, Some((space, *page))));
             processes.push(Process {
                 should_have: should_have.collect(),
                 ..Process::default()
@@ -165,12 +165,9 @@ impl World {
             }
             Step::Dropped(of, at, pages) => {
                 if let Some(process) = self.free(of) {
-                    process
-                        .has
-                        .retain(|page, _| !(at..at + pages).contains(page));
-                    process
-                        .should_have
-                        .retain(|page, _| !(at..at + pages).contains(page));
+                    for memory in [&mut process.has, &mut process.should_have] {
+                        memory.retain(|page, _| !(at..at + pages).contains(page));
+                    }
                     self.missing.is_there(of, &addresses(at, pages));
                 }
             }
@@ -256,8 +253,8 @@ impl World {
         while !self.blocks.is_empty() {
             self.does(&Step::Comes);
         }
-        let wait = |process: &Process| process.waits.is_some();
-        assert!(!self.processes.iter().any(wait), "nobody waits any more");
+        let nobody_waits = |world: &Self| world.processes.iter().all(|one| one.waits.is_none());
+        assert!(nobody_waits(&self));
         while !self.order.is_over() {
             self.does(&Step::Sent);
             self.does(&Step::Comes);
@@ -268,13 +265,12 @@ impl World {
                 self.touches(of, page);
             }
         }
-        let wait = |process: &Process| process.waits.is_some();
-        assert!(!self.processes.iter().any(wait), "nothing is missing");
+        assert!(nobody_waits(&self), "nothing is missing");
     }
 }
 
-fn pages() -> impl Strategy<Value = BTreeMap<u64, ()>> {
-    prop::collection::btree_map(0..PAGES, Just(()), 0..PAGES as usize)
+fn pages() -> impl Strategy<Value = BTreeSet<u64>> {
+    prop::collection::btree_set(0..PAGES, 0..PAGES as usize)
 }
 
 proptest! {
