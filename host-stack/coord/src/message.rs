@@ -14,6 +14,7 @@
 //!     | <--- Pong ---------------------------------- |
 //!     |                                              |
 //!     | <--- Begin {round, phase, order} ----------- |   to members: each phase of a round,
+//!     | ---- GetsOn {round, phase} ----------------> |   a phase may take as long again
 //!     | ---- Done {round, phase, result} ----------> |   until all are done
 //!     | <--- Finished | Undo ----------------------- |
 //! ```
@@ -30,7 +31,7 @@ use snaprig_ckpt_plugin::message::entries;
 use crate::phase::{Kind, Order, Phase};
 
 /// Version of the protocol.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Most bytes of a message of who has not proved anything yet.
 pub const STRANGER_MAX: usize = 1024;
 /// Most bytes of any message.
@@ -97,6 +98,13 @@ pub enum ToCoordinator {
         phase: Phase,
         /// How; why not.
         result: Result<String, String>,
+    },
+    /// A member has not done a phase, but gets on with it: the phase may take as long again, from now on.
+    GetsOn {
+        /// The round.
+        round: u64,
+        /// The phase.
+        phase: Phase,
     },
 }
 

@@ -117,6 +117,7 @@ fn rude() -> impl Strategy<Value = ToCoordinator> {
                 result,
             }
         }),
+        (0..4u64, phase()).prop_map(|(round, phase)| ToCoordinator::GetsOn { round, phase }),
     ]
 }
 

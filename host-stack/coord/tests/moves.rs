@@ -2,7 +2,7 @@
 
 mod joined;
 
-use joined::{Job, SECOND, Tree};
+use joined::{First, Job, SECOND, Tree};
 use proptest::{prelude::*, sample::Index};
 use snaprig_coord::{
     message::Outcome,
@@ -71,10 +71,60 @@ fn an_order_that_makes_no_sense_is_refused() {
     }
 }
 
+/// A move of which all but this is done: member 4, to which the tree has gone, has yet to go on with it.
+fn to_its_last_step() -> Job {
+    let mut job = Job::new(3);
+    job.settle();
+    job.order(1, to("2 elsewhere"));
+    loop {
+        while job.keeps() || job.deliver(Index::default_first()) {}
+        let round = job.coordinator.status().round.expect("a round");
+        let is_over = |peer: &usize| !(round.step == "go" && *peer == 4);
+        let mut busy = (0..job.peers.len()).filter(|peer| !job.peers[*peer].todo.is_empty());
+        match busy.find(is_over) {
+            Some(peer) => job.act(peer, false),
+            None if round.step == "commit" => job.commits(round.round, Ok(())),
+            None => return job,
+        }
+    }
+}
+
+#[test]
+fn who_gets_on_with_a_tree_is_not_taken_to_be_lost_however_long_it_takes() {
+    let mut job = to_its_last_step();
+    // Far longer than a phase may take, and than members wait for what comes next.
+    for _ in 0..200 {
+        job.pass(SECOND * 9 / 10);
+        job.gets_on(4);
+        while job.deliver(Index::default_first()) {}
+    }
+    job.settle();
+    let summary = job.summaries.pop().unwrap().unwrap();
+    assert_eq!((summary.outcome, summary.lost), (Outcome::Complete, vec![]));
+    assert_eq!(owners(&job), [4]);
+}
+
+#[test]
+fn who_does_not_get_on_with_a_tree_is_lost() {
+    let mut job = to_its_last_step();
+    job.pass(SECOND * 9 / 10);
+    job.gets_on(4);
+    while job.deliver(Index::default_first()) {}
+    job.pass(SECOND * 9 / 10);
+    assert!(job.coordinator.status().round.is_some());
+    job.pass(SECOND);
+    while job.deliver(Index::default_first()) {}
+    let summary = job.summaries.pop().unwrap().unwrap();
+    assert_eq!(summary.outcome, Outcome::Complete);
+    let lost = [("2".to_owned(), "go took too long".to_owned())];
+    assert_eq!(summary.lost, lost);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Deliver(Index),
     Act(Index, bool),
+    GetsOn(Index),
     Break(Index),
     Pass(u64),
     Order,
@@ -88,6 +138,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         30 => any::<Index>().prop_map(Step::Deliver),
         20 => (any::<Index>(), prop::bool::weighted(0.01)).prop_map(|(at, fails)| Step::Act(at, fails)),
+        1 => any::<Index>().prop_map(Step::GetsOn),
         1 => any::<Index>().prop_map(Step::Break),
         1 => (0..SECOND).prop_map(Step::Pass),
         3 => Just(Step::Order),
@@ -120,6 +171,7 @@ proptest! {
                         job.act(*index.get(&busy), fails);
                     }
                 }
+                Step::GetsOn(index) => job.gets_on(index.index(job.peers.len())),
                 Step::Break(index) => job.break_off(index.index(job.peers.len())),
                 Step::Pass(ns) => job.pass(ns),
                 Step::Order => {

@@ -170,6 +170,11 @@ impl Machine {
                 let name = name.clone();
                 self.done(&name, round, phase, result)
             }
+            (Stage::Member(name), ToCoordinator::GetsOn { round, phase }) => {
+                let name = name.clone();
+                self.gets_on(&name, round, phase);
+                Ok(())
+            }
             (Stage::Member(name), ToCoordinator::Leave) => {
                 let name = name.clone();
                 self.peers.remove(&connection);
@@ -436,7 +441,7 @@ fn nonsense(message: &ToCoordinator) -> Refusal {
         ToCoordinator::Leave => "a leave of who is no member",
         ToCoordinator::Ping => "a ping before the join",
         ToCoordinator::Call { .. } => "a call before the join",
-        ToCoordinator::Done { .. } => "a phase of who is no member",
+        ToCoordinator::Done { .. } | ToCoordinator::GetsOn { .. } => "a phase of who is no member",
     };
     Refusal::Nonsense { what: what.into() }
 }

@@ -134,6 +134,19 @@ impl Machine {
         Ok(())
     }
 
+    /// A member gets on with the present phase, which may take as long again.
+    pub(super) fn gets_on(&mut self, member: &str, number: u64, phase: Phase) {
+        let current = self.round.as_mut();
+        let current = current.filter(|at| at.number == number && at.phase() == Some(phase));
+        let Some(round) = current else {
+            return;
+        };
+        let seat = round.seats.get(member);
+        if seat.is_some_and(|seat| seat.lost.is_none() && !seat.is_done) {
+            round.deadline_ns = Some(later(self.now, round.order.phase_ms.max(1)));
+        }
+    }
+
     /// A member of the round is gone.
     pub(super) fn seat_lost(&mut self, member: &str, why: &str) {
         self.seat_gone(member, why, "");

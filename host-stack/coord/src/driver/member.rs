@@ -264,6 +264,11 @@ impl Member {
         });
     }
 
+    /// This phase is not done yet, but is got on with: it may take as long again.
+    pub fn gets_on(&self, round: u64, phase: Phase) {
+        self.link.command(Command::GetsOn { round, phase });
+    }
+
     /// Calls, and does not wait: `reply` is told what came of it, on another thread, which it must not keep. If that
     /// thread has ended, it is dropped.
     pub fn start_call(

@@ -46,6 +46,10 @@ pub(super) enum Command {
         phase: Phase,
         result: Result<String, String>,
     },
+    GetsOn {
+        round: u64,
+        phase: Phase,
+    },
     Rename(String),
     Leave,
 }
@@ -153,6 +157,7 @@ impl Session {
                 phase,
                 result,
             }),
+            Command::GetsOn { round, phase } => self.handle(Input::GetsOn { round, phase }),
             Command::Rename(name) => self.handle(Input::Renamed { name }),
             Command::Leave => self.handle(Input::Leave),
         }

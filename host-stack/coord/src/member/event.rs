@@ -51,6 +51,13 @@ pub enum Input {
         /// How; why not.
         result: Result<String, String>,
     },
+    /// The agent has not done a phase yet, but gets on with it.
+    GetsOn {
+        /// The round.
+        round: u64,
+        /// The phase.
+        phase: Phase,
+    },
     /// A move is decided: the heir has the member's name, and the member that of its heir.
     Renamed {
         /// The name.

@@ -135,6 +135,7 @@ impl Machine {
                 phase,
                 result,
             } => self.done(round, phase, result),
+            Input::GetsOn { round, phase } => self.gets_on(round, phase),
             Input::Renamed { name } => self.renamed(name),
             Input::Leave => self.leave(),
             Input::Tick => {}
@@ -425,14 +426,26 @@ impl Machine {
         let current = current.filter(|at| (at.round, at.phase) == (round, phase) && !at.is_done);
         if let Some(current) = current {
             current.is_done = true;
-            let phase_ns = Ns::from(current.order.phase_ms) * MS;
-            current.patience_ns = Some(now.saturating_add(phase_ns).saturating_add(PATIENCE_NS));
+            // Once it is decided, it waits for nothing but the end of it, however long others need.
+            let waits_ns = Ns::from(current.order.phase_ms) * MS + PATIENCE_NS;
+            current.patience_ns = (!current.is_decided()).then_some(now.saturating_add(waits_ns));
             let result = result.map_err(cut);
             self.send(ToCoordinator::Done {
                 round,
                 phase,
                 result,
             });
+        }
+    }
+
+    fn gets_on(&mut self, round: u64, phase: Phase) {
+        let current = self.current.as_ref();
+        let is_at_it =
+            current.is_some_and(|at| (at.round, at.phase) == (round, phase) && !at.is_done);
+        if is_at_it && self.undoing == 0 {
+            // However often it goes, nobody answers to it: that the coordinator is there is heard from pings, which go as well.
+            let gets_on = ToCoordinator::GetsOn { round, phase };
+            self.out.push(Output::Send(gets_on));
         }
     }
 

@@ -251,6 +251,13 @@ impl Job {
         }
     }
 
+    /// An agent gets on with what it was told.
+    pub fn gets_on(&mut self, peer: usize) {
+        if let Some(Told { round, phase, .. }) = self.peers[peer].todo.front().cloned() {
+            self.member(peer, member::Input::GetsOn { round, phase });
+        }
+    }
+
     /// Whether the source of a move has nobody yet who goes on with its tree.
     fn waits_for_heir(&mut self, peer: usize, told: &Told) -> bool {
         const TRIES: u32 = 20;

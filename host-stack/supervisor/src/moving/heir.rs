@@ -421,7 +421,8 @@ impl Inheritance<'_> {
                 restored.run()?;
                 self.parts.plugins.borrow_mut().go();
                 runs();
-                filler.wait()?;
+                // However much follows, and however slowly, it is not given up as long as it comes.
+                filler.wait(|| self.link.gets_on(round, Phase::Go))?;
                 restored.keep(complete);
             }
         }

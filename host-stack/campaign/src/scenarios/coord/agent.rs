@@ -143,7 +143,10 @@ impl World {
                 }
                 return;
             }
-            Effect::Late(by_ns) => by_ns,
+            Effect::Late(by_ns) => {
+                self.peer_handles(agent, Input::GetsOn { round, phase });
+                by_ns
+            }
             _ => 0,
         };
         let event = Event::Phase(agent, round, phase);

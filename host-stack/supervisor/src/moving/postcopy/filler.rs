@@ -14,7 +14,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -40,6 +40,8 @@ use super::{
 
 /// How often who cannot put a page looks whether it can; it is told before that, unless a fork(2) has failed.
 const AGAIN: Duration = Duration::from_millis(10);
+/// How often it is said that more has come, at most.
+const SAYS_EVERY: Duration = Duration::from_millis(100);
 
 /// What both processes say.
 #[derive(Debug, Serialize, Deserialize)]
@@ -48,6 +50,8 @@ enum Said {
     Space(u32),
     /// The supervisor: these were all.
     All,
+    /// The process: more has come.
+    More,
     /// The process: nothing is missing any more.
     Whole,
     /// The process: the rest does not come.
@@ -106,13 +110,14 @@ impl Filler {
         say(&self.socket, &Said::All, &[]).map_err(failed)
     }
 
-    /// Until nothing is missing.
-    pub fn wait(mut self) -> Result<()> {
+    /// Until nothing is missing, and now and then as long as more comes.
+    pub fn wait(mut self, mut more: impl FnMut()) -> Result<()> {
         loop {
             match hear(&self.socket).map_err(failed)? {
                 Some((Said::Space(_), fds)) => {
                     self.userfaults.extend(fds.into_iter().map(Userfault::from));
                 }
+                Some((Said::More, _)) => more(),
                 Some((Said::Whole, _)) => return Ok(()),
                 Some((Said::Failed(why), _)) => {
                     return Err(Error::Job {
@@ -217,6 +222,7 @@ impl Filling<'_> {
 
     /// The image to its end; nothing is missing then.
     fn reads(&self, rest: &mut Remainder) -> Result<()> {
+        let mut said = Instant::now();
         while let Some(piece) = rest.next()? {
             match piece {
                 Piece::Pages {
@@ -234,6 +240,11 @@ impl Filling<'_> {
                 }
             }
             reached(&faults::FILLED);
+            if said.elapsed() >= SAYS_EVERY {
+                // If it is gone, the other thread hears of that.
+                let _ = say(self.supervisor, &Said::More, &[]);
+                said = Instant::now();
+            }
         }
         rest.ends()?;
         match self.lock().missing.is_none() {
