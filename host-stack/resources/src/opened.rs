@@ -43,6 +43,8 @@ pub enum Item {
     Socket(u64),
     /// Shared memory, by its space.
     Memory(u32),
+    /// A regular file, by its number in the image.
+    File(u32),
 }
 
 /// What has come along.
@@ -69,13 +71,8 @@ pub struct Opened {
 impl Opened {
     /// Nothing yet; there may be as many as a tree needs.
     pub fn new(tree: &Tree) -> Self {
-        let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
-        let descriptors = bodies.clone().flat_map(|body| &body.descriptors);
-        let used = descriptors.map(|one| one.fd).max();
-        let mapped = bodies.map(|body| body.areas.len()).sum::<usize>();
-        let base = used.unwrap_or(2).max(2) + 64;
-        let others = 2 * (tree.files.len() + tree.shared.len() + tree.terminals.len()) + mapped;
-        raise_limit(base as u64 + others as u64 + 64);
+        let (base, enough) = numbers(tree);
+        raise_limit(enough);
         Self {
             base,
             files: vec![-1; tree.files.len()],
@@ -87,13 +84,16 @@ impl Opened {
         }
     }
 
-    /// Opens those files for which `open` does so, and sets their flags.
+    /// Opens those files for which `open` does so, and sets their flags. What has come along is open.
     pub fn each(
         &mut self,
         tree: &Tree,
         mut open: impl FnMut(&mut Self, &OpenFile) -> Result<Option<OwnedFd>>,
     ) -> Result<()> {
         for (number, file) in tree.files.iter().enumerate() {
+            if self.files[number] >= 0 {
+                continue;
+            }
             if let Some(fd) = open(self, file)? {
                 if file.flags & libc::O_PATH == 0 {
                     set_flags(&fd, file.flags)?;
@@ -112,6 +112,31 @@ impl Opened {
     /// What has come along.
     pub fn carried(&mut self, item: Item) -> Option<OwnedFd> {
         self.carried.as_mut()?.remove(&item)
+    }
+
+    /// Files that have come along: their numbers in the image.
+    pub fn take_over_files(&mut self) -> Result<Vec<u32>> {
+        let items = self.carried.iter().flat_map(BTreeMap::keys);
+        let files = items.filter_map(|item| match item {
+            Item::File(number) => Some(*number),
+            _ => None,
+        });
+        let numbers: Vec<u32> = files.collect();
+        for number in &numbers {
+            let Some(fd) = self.carried(Item::File(*number)) else {
+                continue;
+            };
+            let kept = self.keep(fd)?;
+            let file = self.files.get_mut(*number as usize);
+            *file.ok_or_else(|| damaged("a file without a number"))? = kept;
+        }
+        Ok(numbers)
+    }
+
+    /// What is to be mapped of a file is one that is open.
+    pub fn map_open(&mut self, path: &[u8], number: u32) {
+        let fd = self.files[number as usize];
+        self.mapped.insert((path.to_owned(), true), fd);
     }
 
     /// What is to be mapped of a file.
@@ -211,9 +236,33 @@ pub fn owned(fd: i32, what: &str) -> Result<OwnedFd> {
     }
 }
 
+/// Has the kernel make room for all that will be open for a tree, as long as the calling process has one thread: with
+/// more, each time that room grows it waits until no processor can be looking at the old one (`expand_fdtable`), which takes
+/// milliseconds.
+pub fn make_room(tree: &Tree) -> io::Result<()> {
+    let (base, enough) = numbers(tree);
+    raise_limit(enough);
+    // Of areas, most are not of files, and those of one file count once.
+    let last = (base as u64 + 2 * tree.files.len() as u64).min(enough);
+    let (open, _) = io::pipe()?;
+    fcntl_dupfd_cloexec(open, last as RawFd)?;
+    Ok(())
+}
+
+/// The lowest number for what is open for a tree, and one that is most likely higher than needed.
+fn numbers(tree: &Tree) -> (RawFd, u64) {
+    let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
+    let descriptors = bodies.clone().flat_map(|body| &body.descriptors);
+    let used = descriptors.map(|one| one.fd).max();
+    let mapped = bodies.map(|body| body.areas.len()).sum::<usize>();
+    let base = used.unwrap_or(2).max(2) + 64;
+    let others = 2 * (tree.files.len() + tree.shared.len() + tree.terminals.len()) + mapped;
+    (base, base as u64 + others as u64 + 64)
+}
+
 /// So many files that most likely fewer are needed: many areas are of one file. Who may not have them has as many as may
 /// be, and is told if they are too few.
-fn raise_limit(enough: u64) {
+pub fn raise_limit(enough: u64) {
     let limit = getrlimit(Resource::Nofile);
     // None is no limit.
     let raised = Rlimit {

@@ -80,6 +80,8 @@ pub struct TreeContext<'a> {
     pub named: &'a mut Named,
     /// Its clocks when it stood still.
     pub clocks: Clocks,
+    /// What all this is for.
+    pub purpose: Purpose,
 }
 
 /// What an open file is.

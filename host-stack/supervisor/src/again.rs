@@ -21,6 +21,7 @@ use snaprig_resources::event::{Event, Reporter};
 use snaprig_resources::{
     clocks::Clocks,
     error::{Error, Result},
+    opened::make_room,
     state::Tree,
 };
 use snaprig_tracee::faults::begin_round;
@@ -133,6 +134,8 @@ pub fn within(
         has_own_ipc,
         reporter,
         |complete| {
+            // Without, it only takes longer.
+            let _ = make_room(tree);
             work(complete).unwrap_or_else(|error| {
                 tell(&said, &error);
                 1

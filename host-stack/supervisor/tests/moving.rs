@@ -4,7 +4,9 @@ mod common;
 
 use std::{
     fs,
+    io::Write,
     os::unix::fs::FileExt,
+    sync::mpsc::{TryRecvError, channel},
     thread,
     time::{Duration, Instant},
 };
@@ -104,6 +106,58 @@ fn shared_memory_goes_along_as_it_is() {
         file.read_exact_at(&mut first, 0).unwrap();
         assert_eq!(&first, b"written later");
     }
+}
+
+/// What others write to files while a tree moves stays, as does what it has open of them.
+#[test]
+fn files_go_along_whoever_writes_to_them() {
+    for strategy in ["", "ppmr"] {
+        let mut trees = Trees::new();
+        let path = |name: &str| trees.directory.path().join(name);
+        fs::write(path("shared"), [0; 4096]).unwrap();
+        fs::write(path("read"), "read by all").unwrap();
+        let (log, shared, read) = (path("log"), path("shared"), path("read"));
+        trees.launch("one", &[PYTHON, &program("written.py")]);
+        trees.wait_for("ready");
+        let (stop, stopped) = channel::<()>();
+        let others = thread::spawn(move || {
+            let open = |path| fs::File::options().append(true).open(path).unwrap();
+            let in_place = |path| fs::File::options().write(true).open(path).unwrap();
+            let (mut log, shared, read) = (open(log), in_place(shared), in_place(read));
+            let lines = (0u32..).take_while(|_| stopped.try_recv() == Err(TryRecvError::Empty));
+            lines.fold(String::new(), |all, number| {
+                let line = format!("{number}\n");
+                log.write_all(line.as_bytes()).unwrap();
+                shared.write_all_at(&number.to_le_bytes(), 0).unwrap();
+                read.write_all_at(b"read by all", 0).unwrap();
+                all + &line
+            })
+        });
+        for times in 1..=4 {
+            trees.begin_move_by("one", strategy, None);
+            wait_until("one has moved", || {
+                trees.output().matches("one has moved").count() == times
+            });
+        }
+        drop(stop);
+        let written = others.join().unwrap();
+        trees.tell("go");
+        let (ended, output) = (trees.ended(), trees.output());
+        assert!(output.contains("right"), "{ended:?}: {output}");
+        let path = |name: &str| trees.directory.path().join(name);
+        let log = fs::read_to_string(path("log")).unwrap();
+        assert!(log == written + "done\n", "{output}");
+        let last = written_last(&log);
+        assert_eq!(
+            fs::read(path("shared")).unwrap()[..8],
+            [&last.to_le_bytes()[..], b"mine"].concat()
+        );
+    }
+}
+
+/// The last number of a log whose last line is another one.
+fn written_last(log: &str) -> u32 {
+    log.lines().rev().nth(1).unwrap().parse().unwrap()
 }
 
 /// The memfd of a program, as one of its processes has it.

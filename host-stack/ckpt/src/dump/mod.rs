@@ -174,6 +174,7 @@ pub fn describe(
             shared: &mut shared,
             named,
             clocks,
+            purpose: before.purpose,
         };
         let handle = (held.pid, held.handle());
         body.descriptors = collected.add(handle, owned, &mut resources, &mut around)?;

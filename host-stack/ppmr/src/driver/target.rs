@@ -388,7 +388,7 @@ impl Reader {
         self.stream
     }
 
-    /// What it has let go by, and will ([`Self::take_unread`]), has this checksum.
+    /// What it has read or let go by ([`Self::take_unread`]), and will, has this checksum.
     pub fn vouch(&mut self, digest: Digest) {
         self.digest = digest;
     }

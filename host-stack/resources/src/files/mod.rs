@@ -5,6 +5,7 @@
 //! | a file that the program only reads | known again, or refused by name |
 //! | a file that it may write to | saved, up to a size |
 //! | a file that has lost its name | saved |
+//! | any of these, of a tree that goes on at another supervisor of this machine | goes along as it is, whoever writes to it |
 //! | a POSIX message queue, a device with a state, a name that is another file's by now | refused |
 
 pub mod named;
@@ -14,7 +15,10 @@ pub mod state;
 
 use std::{
     fs::{self, Metadata},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    os::{
+        fd::BorrowedFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
 };
 
 pub use self::restore::enter;
@@ -30,8 +34,8 @@ use crate::{
     event::Reporter,
     growing::Growing,
     memory::shared::Shared,
-    opened::Opened,
-    resource::{FoundFile, Resource, Saved, Stopped, TreeContext},
+    opened::{Item, Opened},
+    resource::{FoundFile, Purpose, Resource, Saved, Stopped, TreeContext},
     spaces::Spaces,
     state::{Backing, Kind, OpenFile, Tree},
     target::{Target, Targets},
@@ -75,14 +79,28 @@ impl Resource for Files {
     }
 
     fn save(&mut self, met: FoundFile<'_>, around: &mut TreeContext<'_>) -> Result<Saved> {
-        Ok(self.saving.file(met, around.named)?.into())
+        let goes_along = around.purpose == Purpose::MovingAlong;
+        Ok(self.saving.file(met, around.named, goes_along)?.into())
     }
 
     fn join(&mut self, tree: &mut Tree, stopped: &mut Stopped<'_>) -> Result<()> {
-        self.saving.all_mapped(tree, stopped.collected)?;
-        self.saving
-            .share(&mut tree.files, stopped.collected, stopped.shared);
+        let Stopped {
+            collected, shared, ..
+        } = stopped;
+        let goes_along = stopped.purpose == Purpose::MovingAlong;
+        match goes_along {
+            true => self.saving.all_mapped_along(tree, collected)?,
+            false => self.saving.all_mapped(tree, collected)?,
+        }
+        self.saving.share(&mut tree.files, collected, shared);
+        if goes_along {
+            self.saving.settle_along(&mut tree.files);
+        }
         Ok(())
+    }
+
+    fn carried(&self, _: &[OpenFile]) -> Vec<(Item, BorrowedFd<'_>)> {
+        self.saving.along().collect()
     }
 
     fn number(&self, tree: &mut Tree, _: &Shared, spaces: &mut Spaces) -> Result<()> {
@@ -101,6 +119,18 @@ impl Resource for Files {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
+        for number in opened.take_over_files()? {
+            let file = &tree.files[number as usize];
+            if let Kind::Path {
+                path,
+                unlinked: false,
+                ..
+            } = &file.kind
+                && file.flags & libc::O_ACCMODE == libc::O_RDWR
+            {
+                opened.map_open(path, number);
+            }
+        }
         let mut names = Names::new();
         opened.each(tree, |opened, file| match file.kind {
             Kind::Path { .. } => {

@@ -1,11 +1,15 @@
 //! Saves files that have, or had, a name: what they must still be, and of those that the program may write to what is in
 //! them.
 
-use std::{collections::HashMap, ffi::OsStr};
 use std::{
+    collections::{BTreeSet, HashMap},
+    ffi::OsStr,
     fs::{self, File},
     io::{Seek, SeekFrom},
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt, fs::PermissionsExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -19,6 +23,7 @@ use crate::{
     error::{Error, Result},
     huge,
     memory::shared::{Shared, id_of},
+    opened::Item,
     resource::FoundFile,
     spaces::{Key, Spaces},
     state::{Backing, Contents, FileId, Kind, LockedBy, OpenFile, Tree},
@@ -39,6 +44,8 @@ pub struct Saving {
     sources: Vec<(Key, Source)>,
     /// Of which files they are: device and inode.
     saved: HashMap<(u64, u64), Contents>,
+    /// Open files that go along as they are, by number: nothing of what is in them is saved.
+    along: Vec<(u32, OwnedFd)>,
 }
 
 /// Where the bytes of a file are read.
@@ -81,8 +88,13 @@ impl Source {
 }
 
 impl Saving {
-    /// A file that is met.
-    pub fn file(&mut self, met: FoundFile<'_>, named: &mut Named) -> Result<Kind> {
+    /// A file that is met. `goes_along`: as it is, with whatever others write to it meanwhile.
+    pub fn file(
+        &mut self,
+        met: FoundFile<'_>,
+        named: &mut Named,
+        goes_along: bool,
+    ) -> Result<Kind> {
         let seen = met.seen;
         let (metadata, name) = (&seen.metadata, seen.name.as_os_str().as_bytes());
         let gone = seen.lost_name();
@@ -94,7 +106,8 @@ impl Saving {
                 .any(|root| name.starts_with(root));
         let writes = seen.info.flags & libc::O_ACCMODE != libc::O_RDONLY;
         // What has no name is nowhere else.
-        let is_saved = is_regular && (gone.is_some() || writes && metadata.len() <= CONTENTS_MAX);
+        let is_to_be_set_back = writes && metadata.len() <= CONTENTS_MAX && !goes_along;
+        let is_saved = is_regular && (gone.is_some() || is_to_be_set_back);
         if gone.is_some() && !is_saved {
             return Err(seen.refused("a file of the kernel's that has been removed"));
         }
@@ -115,7 +128,12 @@ impl Saving {
         };
         let source = match is_leased {
             true => Source::Own(met.copy.into(), seen.info.offset),
-            false => Source::Path(seen.path()),
+            false => {
+                if is_regular && goes_along {
+                    self.along.push((met.number, met.copy));
+                }
+                Source::Path(seen.path())
+            }
         };
         let contents = is_saved.then(|| self.save(seen, source)).transpose()?;
         Ok(Kind::Path {
@@ -211,6 +229,66 @@ impl Saving {
             locks: Vec::new(),
         });
         Ok(())
+    }
+
+    /// The same, of files that go along: as what is mapped of them they are open, which the heir could not do if it has other
+    /// files there.
+    pub fn all_mapped_along(&mut self, tree: &mut Tree, collected: &mut Collected) -> Result<()> {
+        let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
+        let mapped: BTreeSet<_> = bodies
+            .flat_map(|body| &body.areas)
+            .filter_map(|area| match &area.backing {
+                Backing::File {
+                    file, write: true, ..
+                } => Some(file.path.clone()),
+                _ => None,
+            })
+            .collect();
+        for path in mapped {
+            let name = Path::new(OsStr::from_bytes(&path));
+            let file = File::options().read(true).write(true).open(name);
+            let file = file.map_err(|source| Error::io(name.display().to_string(), source))?;
+            let metadata = file.metadata();
+            if !metadata.is_ok_and(|metadata| metadata.is_file()) {
+                continue;
+            }
+            self.along.push((tree.files.len() as u32, file.into()));
+            collected.first.push((me(), -1));
+            tree.files.push(OpenFile {
+                flags: libc::O_RDWR,
+                kind: Kind::Path {
+                    path,
+                    offset: 0,
+                    file: None,
+                    tail: 0,
+                    contents: None,
+                    unlinked: false,
+                    mode: 0,
+                },
+                owner: None,
+                locks: Vec::new(),
+            });
+        }
+        Ok(())
+    }
+
+    /// What goes along has no contents in the image; nor does what is memory ([`Self::share`]) go along as a file.
+    pub fn settle_along(&mut self, open: &mut [OpenFile]) {
+        self.sources.clear();
+        self.along.retain(|(number, _)| {
+            let kind = &mut open[*number as usize].kind;
+            if let Kind::Path { contents, .. } = kind {
+                *contents = None;
+                return true;
+            }
+            false
+        });
+    }
+
+    /// What goes along.
+    pub fn along(&self) -> impl Iterator<Item = (Item, BorrowedFd<'_>)> {
+        let along = self.along.iter();
+        along.map(|(number, file)| (Item::File(*number), file.as_fd()))
     }
 
     /// Files without names that somebody maps are memory, which all who have them share.

@@ -5,7 +5,7 @@
 //!   | -- Ahead [, image] -------------------------------> |    as often as there is more, while the tree runs; or once,
 //!   | <- it has been read ------------------------------- |    of all that is to come
 //!   | -- Sheet, network namespace [, image] ------------> |    the tree stands still
-//!   | -- sockets, shared memory, a few at a time -------> |
+//!   | -- files, sockets, shared memory: a few at a time > |
 //!   | <- joined, or why it is not ----------------------- |
 //!   |    ... the socket ends with either side ...         |
 //! ```
@@ -29,10 +29,8 @@ use snaprig_resources::{
 use super::postcopy::{Follows, PARTS_MAX, Part};
 use crate::precopy::{Piece, Present};
 
-/// Most bytes of a sheet: as much as a tree may have of both.
-const SHEET_MAX: usize = 128 << 10;
-/// A message whose descriptors are all of it.
-const MORE: &[u8] = b"+";
+/// Most bytes of a message.
+const MESSAGE_MAX: usize = 128 << 10;
 /// The heir is in the job.
 const JOINED: &str = "joined";
 /// The heir has read what there is.
@@ -47,6 +45,8 @@ enum Message {
     /// Memory that the tree does not wait for: these, and what was told of before.
     Follows(Vec<Part>),
     All(Sheet),
+    /// With a descriptor for each.
+    Carried(Vec<Item>),
 }
 
 /// How much there is of an image whose tree still runs.
@@ -69,8 +69,8 @@ struct Sheet {
     directory: PathBuf,
     /// Its image comes along.
     has_image: bool,
-    /// Sockets and memory, in the order in which they come.
-    items: Vec<Item>,
+    /// How many files, sockets and pieces of memory come behind it.
+    carried: u32,
 }
 
 /// What has come.
@@ -181,7 +181,7 @@ impl Handover {
         let sheet = Sheet {
             directory: directory.to_owned(),
             has_image: fds.image.is_some(),
-            items: carried.iter().map(|(item, _)| *item).collect(),
+            carried: carried.len() as u32,
         };
         let sheet = encode(&Message::All(sheet));
         let fds = [fds.network]
@@ -191,53 +191,62 @@ impl Handover {
         let fds: Vec<_> = fds.collect();
         packets::send(&self.0, &sheet, &fds).map_err(failed)?;
         for some in carried.chunks(FDS_MAX) {
-            let fds: Vec<_> = some.iter().map(|(_, fd)| *fd).collect();
-            packets::send(&self.0, MORE, &fds).map_err(failed)?;
+            let (items, fds): (Vec<_>, Vec<_>) = some.iter().copied().unzip();
+            let said = encode(&Message::Carried(items));
+            packets::send(&self.0, &said, &fds).map_err(failed)?;
         }
         Ok(())
     }
 
     /// More of a tree comes.
     pub fn receive(&self) -> Result<Came> {
-        let mut bytes = vec![0; SHEET_MAX];
+        let mut bytes = vec![0; MESSAGE_MAX];
         let mut follows = Follows::default();
         loop {
-            let (len, fds) = packets::receive(&self.0, &mut bytes)
-                .map_err(failed)?
-                .ok_or_else(ended)?;
-            match postcard::from_bytes(&bytes[..len]).map_err(|_| ended())? {
+            let (message, fds) = self.message(&mut bytes)?;
+            match message {
                 Message::Ahead(ahead) => {
                     let image = fds.into_iter().next();
                     return Ok(Came::Ahead(ahead, image.map(File::from)));
                 }
                 Message::Follows(parts) => follows.add(&parts)?,
                 Message::All(sheet) => return self.receive_all(sheet, fds, follows),
+                Message::Carried(_) => {
+                    return Err(super::nonsense("what goes along before all of it"));
+                }
             }
         }
     }
 
+    /// What the source says next.
+    fn message(&self, bytes: &mut [u8]) -> Result<(Message, Vec<OwnedFd>)> {
+        let received = packets::receive(&self.0, bytes).map_err(failed)?;
+        let (len, fds) = received.ok_or_else(ended)?;
+        let message = postcard::from_bytes(&bytes[..len]).map_err(|_| ended())?;
+        Ok((message, fds))
+    }
+
     fn receive_all(&self, sheet: Sheet, fds: Vec<OwnedFd>, follows: Follows) -> Result<Came> {
-        let mut bytes = [0; MORE.len()];
+        let mut bytes = vec![0; MESSAGE_MAX];
         let mut came = fds.into_iter();
         let network = came.next().ok_or_else(ended)?;
         let image = if sheet.has_image { came.next() } else { None };
         let questions = came.next();
-        let mut fds = Vec::new();
-        while fds.len() < sheet.items.len() {
-            let (_, some) = packets::receive(&self.0, &mut bytes)
-                .map_err(failed)?
-                .ok_or_else(ended)?;
-            if some.is_empty() {
-                return Err(ended());
+        let mut carried = Carried::new();
+        while carried.len() < sheet.carried as usize {
+            match self.message(&mut bytes)? {
+                (Message::Carried(items), fds) if items.len() == fds.len() && !fds.is_empty() => {
+                    carried.extend(items.into_iter().zip(fds));
+                }
+                _ => return Err(ended()),
             }
-            fds.extend(some);
         }
         Ok(Came::All(Arrived {
             directory: sheet.directory,
             image: image.map(File::from),
             network,
             follows: questions.map(|questions| (follows, questions)),
-            carried: sheet.items.into_iter().zip(fds).collect(),
+            carried,
         }))
     }
 

@@ -30,6 +30,7 @@ use snaprig_resources::{
     board::Board,
     error::{Error, Result},
     event, huge,
+    opened::raise_limit,
     state::Tree,
 };
 use snaprig_tracee::faults::{begin_round, reached};
@@ -68,6 +69,7 @@ pub fn inherit(
     strategy: &Strategy,
     told: impl FnOnce(&Result<Moved>),
 ) -> Result<i32> {
+    raise_limit(super::FILES_MAX);
     let own = random::<16>().map_err(|source| Error::io("random bytes", source))?;
     let name: String = own.iter().map(|byte| format!("{byte:02x}")).collect();
     let moves = Moves {

@@ -5,7 +5,7 @@
 //!                             | -- Part, as many as there are -----> |
 //!                             | <- Took, when it has been read ----- | heir
 //!                             | -- Drained ------------------------> |
-//!                             | <- Checksum ------------------------ |
+//!                             | <- Checked ------------------------- |
 //!                             | -- Whole --------------------------> |
 //! ```
 //! Or the process writes it to a file, and says when that is whole.
@@ -54,7 +54,7 @@ enum Said {
     Listens(String),
     /// Some of the image is there.
     Part(Part),
-    /// All of it has been read; is it what it was?
+    /// All of it has been given back; is it an image?
     Drained,
     /// It is.
     Whole,
@@ -67,8 +67,8 @@ enum Said {
 enum Answer {
     /// So many bytes more have been read.
     Took(u32),
-    /// Of all of it.
-    Checksum(u64),
+    /// All of it has been read, and is as it was written: an image checks itself.
+    Checked,
 }
 
 /// An image that comes: read, it is there as far as it has come.
@@ -78,7 +78,6 @@ pub struct Incoming {
     /// What is left of the part at hand, and how much of it has been read.
     part: Option<Part>,
     read_bytes: u32,
-    digest: Digest,
     is_whole: bool,
     child: Pid,
 }
@@ -125,7 +124,6 @@ impl Incoming {
             pool,
             part: None,
             read_bytes: 0,
-            digest: Digest::default(),
             is_whole: false,
             child,
         };
@@ -176,7 +174,7 @@ impl Incoming {
             match self.hear()? {
                 Said::Part(part) => return Ok(Some(part)),
                 Said::Drained => {
-                    say(&self.socket, &Answer::Checksum(self.digest.checksum()), &[])?;
+                    say(&self.socket, &Answer::Checked, &[])?;
                 }
                 Said::Whole => {
                     self.is_whole = true;
@@ -201,7 +199,6 @@ impl Read for Incoming {
             return Ok(0);
         };
         let (count, left) = self.pool.copy(part, to)?;
-        self.digest.update(&to[..count]);
         self.read_bytes += count as u32;
         self.part = left;
         if left.is_none() {
@@ -252,26 +249,26 @@ fn beside(
 
 /// The heir reads it where it is.
 fn lends(mut reader: Reader, heir: &OwnedFd) -> io::Result<()> {
-    let (checksums, checksum) = channel();
+    let (checks, checked) = channel();
     let (hears, gives_back) = (heir.try_clone()?, reader.gives_back());
-    thread::spawn(move || answers(&hears, &gives_back, &checksums));
+    thread::spawn(move || answers(&hears, &gives_back, &checks));
     while let Some(part) = reader.next_part()? {
         say(heir, &Said::Part(part), &[])?;
         reached(&faults::COMING);
     }
     say(heir, &Said::Drained, &[])?;
-    let checksum = checksum.recv();
-    reader.check(checksum.map_err(|_| io::ErrorKind::UnexpectedEof)?)
+    checked.recv().map_err(|_| io::ErrorKind::UnexpectedEof)?;
+    reader.check(Digest::none().checksum())
 }
 
 /// What the heir says, until it says nothing more.
-fn answers(heir: &OwnedFd, gives_back: &GivesBack, checksums: &Sender<u64>) {
+fn answers(heir: &OwnedFd, gives_back: &GivesBack, checks: &Sender<()>) {
     while let Ok(Some((answer, _))) = hear(heir) {
         match answer {
             Answer::Took(bytes) => gives_back.took(bytes),
-            Answer::Checksum(checksum) => {
+            Answer::Checked => {
                 // It is waited for, or nothing is.
-                let _ = checksums.send(checksum);
+                let _ = checks.send(());
             }
         }
     }
@@ -280,6 +277,8 @@ fn answers(heir: &OwnedFd, gives_back: &GivesBack, checksums: &Sender<u64>) {
 /// It is kept in a file.
 fn writes(mut reader: Reader, mut file: &File) -> io::Result<()> {
     let mut buffer = vec![0; READ_BYTES];
+    // Whoever reads the file checks it.
+    reader.vouch(Digest::none());
     loop {
         match reader.read(&mut buffer)? {
             0 => return file.sync_all(),

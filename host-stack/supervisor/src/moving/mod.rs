@@ -18,7 +18,7 @@
 //! have decided gives the move up, if nobody has decided it, for good; or does what is decided.
 //!
 //! Sockets go along as they are, whoever is at their other ends, and the network namespace that they are in: addresses are
-//! the tree's, as if its node's had moved with it.
+//! the tree's, as if its node's had moved with it. So do open files: others may write to them all the while.
 //!
 //! What must stay true: the tree runs at one of both supervisors at most, and at one of them in the end, whoever dies; or, once it
 //! runs without all of its memory, nowhere.
@@ -60,6 +60,8 @@ use crate::{
     plugins::{JobRound, ReadyPlugins, SharedPlugins},
 };
 
+/// As many open files as a kernel lets a process have (fs.nr_open in proc_sys_fs(5)): those of a tree go through its supervisors.
+const FILES_MAX: u64 = 1 << 20;
 /// What errors call the image of a tree that moves.
 const IMAGE: &str = "the image of a tree that moves";
 

@@ -5,7 +5,7 @@ use std::{fs::File, os::fd::AsFd, path::Path};
 use snaprig_ckpt::dump::Purpose;
 use snaprig_ckpt_image::image::{Options as WriteOptions, Sink, Writer};
 use snaprig_ckpt_plugin::phase::Span;
-use snaprig_resources::{board::Board, error::Result};
+use snaprig_resources::{board::Board, error::Result, opened::raise_limit};
 use snaprig_tracee::faults::reached;
 
 use super::{
@@ -58,6 +58,7 @@ impl Leaving {
     /// All that can be done while the tree runs: its memory is copied, and once more what was written to meanwhile; the
     /// heir has it.
     pub fn look(&mut self, directory: &Path, job: JobRound, parts: &mut Parts<'_>) -> Result<()> {
+        raise_limit(super::FILES_MAX);
         let known = &mut *parts.known;
         checkpoint::look(known, PURPOSE, parts.plugins)?;
         let way = &self.note.way;

@@ -22,7 +22,7 @@ use snaprig_ckpt_image::image::FileSink;
 use snaprig_image::{Filled, Memory, Sink};
 use snaprig_peers::{Address, Token};
 use snaprig_ppmr::{
-    Buffers, Mode,
+    Buffers, Digest, Mode,
     driver::{
         source::{Moves, SourceNode, Writer},
         transport::Transport,
@@ -229,7 +229,10 @@ impl Pipe {
         };
         let token = Token::new(to.secret);
         let node = network::within(|| SourceNode::connect(&to.target, &token, moves))??;
-        let writer = Some(node.writer(RANK));
+        let mut writer = node.writer(RANK);
+        // Of the image: its reader checks every chunk.
+        writer.vouch(Digest::none());
+        let writer = Some(writer);
         Ok(Self { node, writer })
     }
 }
