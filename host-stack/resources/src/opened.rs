@@ -115,22 +115,13 @@ impl Opened {
     }
 
     /// Files that have come along: their numbers in the image.
-    pub fn take_over_files(&mut self) -> Result<Vec<u32>> {
+    pub fn carried_files(&self) -> Vec<u32> {
         let items = self.carried.iter().flat_map(BTreeMap::keys);
         let files = items.filter_map(|item| match item {
             Item::File(number) => Some(*number),
             _ => None,
         });
-        let numbers: Vec<u32> = files.collect();
-        for number in &numbers {
-            let Some(fd) = self.carried(Item::File(*number)) else {
-                continue;
-            };
-            let kept = self.keep(fd)?;
-            let file = self.files.get_mut(*number as usize);
-            *file.ok_or_else(|| damaged("a file without a number"))? = kept;
-        }
-        Ok(numbers)
+        files.collect()
     }
 
     /// What is to be mapped of a file is one that is open.

@@ -117,7 +117,10 @@ fn files_go_along_whoever_writes_to_them() {
         fs::write(path("shared"), [0; 4096]).unwrap();
         fs::write(path("read"), "read by all").unwrap();
         let (log, shared, read) = (path("log"), path("shared"), path("read"));
-        trees.launch("one", &[PYTHON, &program("written.py")]);
+        // On a file system that has another mount in each supervisor's namespace.
+        let elsewhere = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+        let name = elsewhere.path().to_str().unwrap();
+        trees.launch("one", &[PYTHON, &program("written.py"), name]);
         trees.wait_for("ready");
         let (stop, stopped) = channel::<()>();
         let others = thread::spawn(move || {

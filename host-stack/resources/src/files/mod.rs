@@ -119,18 +119,7 @@ impl Resource for Files {
     }
 
     fn open(&mut self, tree: &Tree, opened: &mut Opened, _: Option<&Board<'_>>) -> Result<()> {
-        for number in opened.take_over_files()? {
-            let file = &tree.files[number as usize];
-            if let Kind::Path {
-                path,
-                unlinked: false,
-                ..
-            } = &file.kind
-                && file.flags & libc::O_ACCMODE == libc::O_RDWR
-            {
-                opened.map_open(path, number);
-            }
-        }
+        restore::take_over(tree, opened)?;
         let mut names = Names::new();
         opened.each(tree, |opened, file| match file.kind {
             Kind::Path { .. } => {

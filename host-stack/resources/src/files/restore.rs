@@ -35,8 +35,10 @@ use crate::{
     error::{Error, Result, chain},
     event::{Event, Reporter},
     huge::pages::{self, Mapped},
-    opened::{Opened, damaged, is_there, missing, open_again, path_of, reopen, seek},
-    state::{Contents, FileId, Kind, OpenFile},
+    opened::{
+        Item, Opened, damaged, is_there, missing, open_again, path_of, reopen, seek, set_flags,
+    },
+    state::{Contents, FileId, Kind, OpenFile, Tree},
 };
 
 /// Copies of one file that are kept at most.
@@ -115,6 +117,51 @@ pub fn open(
         seek(&fd, *offset)?;
     }
     Ok(fd)
+}
+
+/// Files that have come along. What is the same file by its name here is opened by that: who is in another mount namespace has
+/// other names for what was opened in this one.
+pub fn take_over(tree: &Tree, opened: &mut Opened) -> Result<()> {
+    for number in opened.carried_files() {
+        let Some(came) = opened.carried(Item::File(number)) else {
+            continue;
+        };
+        let Some(OpenFile {
+            flags,
+            kind:
+                Kind::Path {
+                    path,
+                    offset,
+                    unlinked,
+                    ..
+                },
+            ..
+        }) = tree.files.get(number as usize)
+        else {
+            return Err(damaged("a file that comes along and has no name"));
+        };
+        let by_name = || reopen(path_of(path), *flags).ok();
+        let own = if *unlinked { None } else { by_name() };
+        let fd = match own.filter(|own| is_one(own, &came)) {
+            Some(own) => {
+                set_flags(&own, *flags)?;
+                seek(&own, *offset)?;
+                own
+            }
+            None => came,
+        };
+        opened.files[number as usize] = opened.keep(fd)?;
+        if !unlinked && flags & libc::O_ACCMODE == libc::O_RDWR {
+            opened.map_open(path, number);
+        }
+    }
+    Ok(())
+}
+
+/// Whether both are of one file.
+fn is_one(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let of = |fd| rustix::fs::fstat(fd).map(|it| (it.st_dev, it.st_ino));
+    matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 fn is_unchanged(file: &FileId) -> bool {

@@ -231,8 +231,7 @@ impl Saving {
         Ok(())
     }
 
-    /// The same, of files that go along: as what is mapped of them they are open, which the heir could not do if it has other
-    /// files there.
+    /// The same, of files that go along: as what is mapped of them they are open, for whoever has other files there.
     pub fn all_mapped_along(&mut self, tree: &mut Tree, collected: &mut Collected) -> Result<()> {
         let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
         let mapped: BTreeSet<_> = bodies
