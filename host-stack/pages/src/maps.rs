@@ -1,7 +1,9 @@
 //! What is mapped where in this process: /proc/self/maps (proc_pid_maps(5)).
 
 use std::{
-    fs, io, iter,
+    fs,
+    io::{self, BufRead, BufReader},
+    iter,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -31,21 +33,42 @@ pub struct Mapping {
 
 /// All mappings, in order.
 pub fn all() -> io::Result<Vec<Mapping>> {
-    let text = fs::read_to_string("/proc/self/maps")?;
-    Ok(text.lines().filter_map(parse).collect())
+    let (start, end) = (0, u64::MAX);
+    within(Range { start, end })
+}
+
+/// Mappings of which these addresses have some, in order. No more of the file is made than that takes: programs have hundreds.
+pub fn within(addresses: Range) -> io::Result<Vec<Mapping>> {
+    let mut maps = BufReader::new(fs::File::open("/proc/self/maps")?);
+    let (mut found, mut line) = (Vec::new(), String::new());
+    while maps.read_line(&mut line)? > 0 {
+        match range(&line) {
+            Some(range) if range.start >= addresses.end => break,
+            Some(range) if range.and(addresses).is_some() => found.extend(parse(&line)),
+            _ => {}
+        }
+        line.clear();
+    }
+    Ok(found)
+}
+
+fn range(line: &str) -> Option<Range> {
+    let (start, rest) = line.split_once('-')?;
+    let (end, _) = rest.split_once(' ')?;
+    Some(Range {
+        start: u64::from_str_radix(start, 16).ok()?,
+        end: u64::from_str_radix(end, 16).ok()?,
+    })
 }
 
 fn parse(line: &str) -> Option<Mapping> {
-    let mut fields = line.split_ascii_whitespace();
-    let (start, end) = fields.next()?.split_once('-')?;
+    let range = range(line)?;
+    let mut fields = line.split_ascii_whitespace().skip(1);
     let bits = fields.next()?.as_bytes();
     let offset = u64::from_str_radix(fields.next()?, 16).ok()?;
     let inode = fields.nth(1)?.parse().ok()?;
     Some(Mapping {
-        range: Range {
-            start: u64::from_str_radix(start, 16).ok()?,
-            end: u64::from_str_radix(end, 16).ok()?,
-        },
+        range,
         reads: bits.first() == Some(&b'r'),
         writes: bits.get(1) == Some(&b'w'),
         executes: bits.get(2) == Some(&b'x'),
@@ -64,7 +87,7 @@ fn parse(line: &str) -> Option<Mapping> {
 /// of reach.
 pub fn shared_file(range: Range, writes: bool) -> io::Result<Option<(fs::File, u64)>> {
     let holds = |m: &Mapping| m.range.start <= range.start && range.end <= m.range.end;
-    let mapping = all()?.into_iter().find(holds);
+    let mapping = within(range)?.into_iter().find(holds);
     let Some(mapping) = mapping.filter(|m| !m.private && m.inode != 0) else {
         return Ok(None);
     };

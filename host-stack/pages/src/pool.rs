@@ -109,8 +109,7 @@ impl Pool {
     pub fn register(&self, address: u64, length: u64, writes: bool) -> Result<bool, PoolError> {
         let range = page_range(address, length).ok_or(PoolError::Fault)?;
         let mut pages = self.pages.lock().expect("no panic while it is held");
-        let mut mappings = maps::all()?;
-        mappings.retain(|m| m.range.and(range).is_some());
+        let mappings = maps::within(range)?;
         let inode = self.inode()?;
         let allowed = |m: &Mapping| m.reads && (m.writes || !writes);
         if !maps::covers(&mappings, range) || !mappings.iter().all(allowed) {

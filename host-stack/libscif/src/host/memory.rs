@@ -248,8 +248,7 @@ pub(super) fn check(address: usize, len: usize, writes: bool) -> Result {
 /// The same by what is mapped.
 fn check_mappings(start: u64, end: u64, writes: bool) -> Result {
     let range = Range { start, end };
-    let mut mappings = maps::all().map_err(|_| libc::ENOMEM)?;
-    mappings.retain(|mapping| mapping.range.and(range).is_some());
+    let mappings = maps::within(range).map_err(|_| libc::ENOMEM)?;
     let allowed = |mapping: &Mapping| mapping.reads && (mapping.writes || !writes);
     match maps::covers(&mappings, range) && mappings.iter().all(allowed) {
         true => Ok(()),
