@@ -48,9 +48,14 @@ pub struct Moves {
     pub lent_bytes: usize,
 }
 
-/// A source, connected to its target.
+/// A source, connected to its target. Dropped when nobody waits for it: a device may take as long to forget memory as it would
+/// take to copy that.
 #[derive(Clone, Debug)]
-pub struct SourceNode(Arc<Shared<Sending>>);
+pub struct SourceNode {
+    shared: Arc<Shared<Sending>>,
+    /// Its device knows the pool as long as this is there.
+    _ways: Option<Arc<Ways>>,
+}
 
 #[derive(Debug)]
 struct Sending {
@@ -108,7 +113,7 @@ impl SourceNode {
             let is_readable = mode == Mode::Pull;
             state.peer = Peer::Target(Connection::run(link, memory, is_readable, threads)?);
         }
-        Ok(Self::begin(shared))
+        Ok(Self::begin(shared, Some(ways)))
     }
 
     /// A source without a target, for whoever measures what it costs alone: chunks are free again as soon as they are full,
@@ -117,26 +122,29 @@ impl SourceNode {
         let mode = Mode::Pull;
         let shared = shared(Moves { mode, ..moves })?;
         lock(&shared.state).peer = Peer::Nobody;
-        Ok(Self::begin(shared))
+        Ok(Self::begin(shared, None))
     }
 
-    fn begin(shared: Arc<Shared<Sending>>) -> Self {
+    fn begin(shared: Arc<Shared<Sending>>, ways: Option<Ways>) -> Self {
         shared.tell(Input::Tick);
         let ticking = shared.clone();
         thread::spawn(move || ticking.tick());
-        Self(shared)
+        Self {
+            shared,
+            _ways: ways.map(Arc::new),
+        }
     }
 
     /// Whether chunks go by RDMA; not, too, if the connection is gone.
     pub fn is_rdma(&self) -> bool {
-        let state = lock(&self.0.state);
+        let state = lock(&self.shared.state);
         matches!(&state.peer, Peer::Target(connection) if connection.is_rdma())
     }
 
     /// Where a process's image is to be written, front to back.
     pub fn writer(&self, rank: u32) -> Writer {
         Writer {
-            shared: self.0.clone(),
+            shared: self.shared.clone(),
             rank,
             room: None,
             filled: 0,
@@ -148,35 +156,35 @@ impl SourceNode {
     /// Memory for writers to fill ([`Writer::write_lent`]); an error of kind `OutOfMemory`: [no more](Moves::lent_bytes) can be
     /// lent.
     pub fn lend(&self, bytes: usize) -> io::Result<Lent> {
-        Lent::new(&self.0.memory, bytes)
+        Lent::new(&self.shared.memory, bytes)
     }
 
     /// Waits until some of what a process has lent is given back; false: it has lent nothing.
     pub fn settle(&self, rank: u32) -> bool {
-        let mut state = lock(&self.0.state);
+        let mut state = lock(&self.shared.state);
         let count = |state: &Sending| state.lent_by(rank).count();
         let before = count(&state);
         while count(&state) == before && before > 0 {
-            state = self.0.wait(state, rank);
+            state = self.shared.wait(state, rank);
         }
         before > 0
     }
 
     /// Waits until a process's stream is at the target and was read there, or has failed.
     pub fn wait(&self, rank: u32) -> Result<(), Failure> {
-        let mut state = lock(&self.0.state);
+        let mut state = lock(&self.shared.state);
         loop {
             match state.over.get(&rank) {
                 Some(result) => return *result,
                 None if state.is_over => return Err(Failure::Lost),
-                None => state = self.0.wait(state, rank),
+                None => state = self.shared.wait(state, rank),
             }
         }
     }
 
     /// Nobody wants it any more.
     pub fn cancel(&self) {
-        self.0.tell(Input::Cancel);
+        self.shared.tell(Input::Cancel);
     }
 }
 

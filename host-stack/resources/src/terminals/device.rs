@@ -233,27 +233,56 @@ pub fn is_stopped(master: impl AsFd, slave: impl AsFd) -> io::Result<bool> {
     Ok(!can_write && readable(master)? < LINE_MAX as u64 - 1)
 }
 
+/// A terminal that is looked into.
+pub struct Looked<'a> {
+    pub master: OwnedFd,
+    /// Its own open file, which does not block.
+    pub slave: OwnedFd,
+    pub terminal: &'a mut Terminal,
+}
+
 /// What a process of its own says: what was in a terminal, and errno, or 0.
 type Contents = (Vec<Line>, Vec<u8>, i32);
 
-/// Finds out what is in a terminal, and leaves it there; `slave` is its own open file, and does not block. It must be
-/// taken out for that: a process of its own does so, and puts it back, to the end, if this one is killed meanwhile. A
-/// program that runs on then may write to the terminal before all is there again.
-pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> io::Result<()> {
+/// Finds out what is in terminals, and leaves it there; an error: of which. It must be taken out for that: a process of its own
+/// does so, and puts it back, to the end, if this one is killed meanwhile. A program that runs on then may write to a terminal
+/// before all is there again.
+pub fn contents(looked: &mut [Looked<'_>]) -> Result<(), (usize, io::Error)> {
+    if looked.is_empty() {
+        return Ok(());
+    }
+    let all = read_apart(looked).map_err(|error| (0, error))?;
+    for (number, (looked, (input, output, errno))) in looked.iter_mut().zip(all).enumerate() {
+        (looked.terminal.input, looked.terminal.output) = (input, output);
+        if errno != 0 {
+            return Err((number, io::Error::from_raw_os_error(errno)));
+        }
+    }
+    Ok(())
+}
+
+fn read_apart(looked: &mut [Looked<'_>]) -> io::Result<Vec<Contents>> {
     let mut said = File::from(memfd_create("terminal", MemfdFlags::CLOEXEC)?);
     let (taken, has_taken) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let keeps = [master, slave, &has_taken].map(AsRawFd::as_raw_fd);
-    let apart = Detached::begin([&keeps[..], &[said.as_raw_fd()]].concat(), || {
+    let ends = looked.iter().flat_map(|it| [&it.master, &it.slave]);
+    let keeps = ends.chain([&has_taken]).map(AsRawFd::as_raw_fd);
+    let keeps = keeps.chain([said.as_raw_fd()]).collect();
+    let apart = Detached::begin(keeps, || {
         let errno = |result: io::Result<()>| {
             result.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0)
         };
-        let took = errno(take(master, slave, terminal));
+        let take = |it: &mut Looked<'_>| errno(take(&it.master, &it.slave, it.terminal));
+        let took: Vec<_> = looked.iter_mut().map(take).collect();
         // SAFETY: this process is one of its own, with a copy of the owner's memory that is never dropped, so nobody
         // uses the number any more.
         unsafe { libc::close(has_taken.as_raw_fd()) };
-        let put = errno(put(master, slave, terminal));
-        let failed = if took == 0 { put } else { took };
-        let contents: Contents = (terminal.input.clone(), terminal.output.clone(), failed);
+        let put = |(it, took): (&Looked<'_>, i32)| -> Contents {
+            let put = errno(put(&it.master, &it.slave, it.terminal));
+            let failed = if took == 0 { put } else { took };
+            let terminal = &it.terminal;
+            (terminal.input.clone(), terminal.output.clone(), failed)
+        };
+        let contents: Vec<_> = looked.iter().zip(took).map(put).collect();
         let bytes = postcard::to_stdvec(&contents).unwrap_or_default();
         let _ = said.write_all(&bytes);
     })?;
@@ -265,12 +294,7 @@ pub fn contents(master: &OwnedFd, slave: &OwnedFd, terminal: &mut Terminal) -> i
     let mut bytes = Vec::new();
     said.rewind()?;
     said.read_to_end(&mut bytes)?;
-    let said: Contents = postcard::from_bytes(&bytes).map_err(io::Error::other)?;
-    (terminal.input, terminal.output) = (said.0, said.1);
-    match said.2 {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error)),
-    }
+    postcard::from_bytes(&bytes).map_err(io::Error::other)
 }
 
 /// Takes what is in a terminal.

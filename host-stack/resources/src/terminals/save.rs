@@ -11,7 +11,7 @@ use std::{
 use libc::pid_t;
 use procfs::process::Process as Proc;
 
-use super::device;
+use super::device::{self, Looked};
 use crate::{
     calls,
     descriptor::FoundDescriptor,
@@ -104,6 +104,7 @@ impl Terminals {
     /// Finds out what is in them, when nothing can be refused any more.
     pub fn contents(&mut self, terminals: &mut [Terminal]) -> Result<()> {
         let served = self.met.values_mut().filter(|met| met.master.is_some());
+        let (mut looked, mut names) = (Vec::new(), Vec::new());
         for (met, terminal) in served.zip(terminals) {
             let Some(master) = met.master.take() else {
                 continue;
@@ -134,9 +135,21 @@ impl Terminals {
                 let what = format!("{}, a terminal whose output is stopped (Ctrl-S)", met.what);
                 return Err(Error::refused(met.pid, what).for_now());
             }
-            device::contents(&master, &slave, terminal).map_err(failed)?;
+            looked.push(Looked {
+                master,
+                slave,
+                terminal,
+            });
+            names.push((met.pid, &met.what));
         }
-        Ok(())
+        device::contents(&mut looked).map_err(|(number, source)| {
+            let (pid, what) = names[number];
+            Error::Process {
+                pid,
+                what: format!("what is in the terminal {what}"),
+                source,
+            }
+        })
     }
 }
 
