@@ -34,7 +34,8 @@
 //! - A round is decided once: when [`Input::Committed`] says that the manifest has its name, or when
 //!   a restart comes to `Go`. Before, any death undoes it; from then on none does.
 //! - [`Output::Commit`] is said only after every member of the job has said that it has written.
-//! - Every wait has a deadline, but for the disk's answers to [`Output::Commit`] and [`Output::Members`].
+//! - Every wait has a deadline, but for the disk's answers to [`Output::Commit`] and [`Output::Members`]. A member that gets on
+//!   with its phase puts that of the phase off.
 //! - A checkpoint is of all members of the job: of one that may be alive and is not here, it is known
 //!   that it is missing, also by a coordinator that took over from a dead one ([`Config::members`]): a member is welcome
 //!   when the disk knows of it.

@@ -245,12 +245,13 @@ impl Saving {
             .collect();
         for path in mapped {
             let name = Path::new(OsStr::from_bytes(&path));
-            let file = File::options().read(true).write(true).open(name);
-            let file = file.map_err(|source| Error::io(name.display().to_string(), source))?;
-            let metadata = file.metadata();
-            if !metadata.is_ok_and(|metadata| metadata.is_file()) {
+            let failed = |source| Error::io(name.display().to_string(), source);
+            // To open a device does something.
+            if !fs::metadata(name).map_err(failed)?.is_file() {
                 continue;
             }
+            let file = File::options().read(true).write(true).open(name);
+            let file = file.map_err(failed)?;
             self.along.push((tree.files.len() as u32, file.into()));
             collected.first.push((me(), -1));
             tree.files.push(OpenFile {
