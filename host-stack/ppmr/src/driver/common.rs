@@ -31,7 +31,7 @@ impl CommonPool {
     pub fn new(buffers: &Buffers, streams_max: u32) -> io::Result<Self> {
         let chunks = buffers.chunks_for(streams_max as usize);
         let chunks = chunks.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
-        Ok(Self(Arc::new(Memory::common(buffers, chunks)?)))
+        Ok(Self(Arc::new(Memory::new(buffers, chunks)?)))
     }
 
     /// Copies as much of the front of a part as there is room for; the rest of the part. An error: it is none of this pool.

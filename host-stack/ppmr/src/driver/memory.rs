@@ -1,6 +1,5 @@
-//! The pool of a node: memory in chunks, all of it one mapping, which an HCA can know as one region. A child by fork(2) has the
-//! same (a [common pool](super::common)) or none of it: never a copy, with which the parent would come to write to other pages
-//! than those that the HCA knows (ibv_fork_init(3)). What is no common pool is private memory, which our HCA can have in its own.
+//! The pool of a node: memory in chunks, all of it one mapping, which an HCA can know as one region. It is shared memory: the
+//! child of a fork(2) has the same (a [common pool](super::common)), and is not given a copy of what an HCA knows.
 //!
 //! Peers and their HCAs may write to chunks while they are read: those are copied, and nothing in Rust ever refers to them.
 //! Behind them is what a source's writers fill themselves ([`lent`](super::lent)), which nobody else writes to.
@@ -11,7 +10,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise};
+use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::{Buffers, message::Remote};
@@ -38,19 +37,6 @@ impl Memory {
 
     /// The same, with as many bytes more to lend.
     pub fn lending(buffers: &Buffers, chunks: u32, bytes: usize) -> io::Result<Self> {
-        let memory = Self::map(buffers, chunks, bytes, MapFlags::PRIVATE)?;
-        let (at, bytes) = (memory.region.as_ptr(), memory.region.size());
-        // SAFETY: it was mapped above, and all of it stays mapped and as it is.
-        unsafe { madvise(at.cast(), bytes, Advice::LinuxDontFork) }?;
-        Ok(memory)
-    }
-
-    /// Of so many chunks, which children by fork(2) have as well.
-    pub fn common(buffers: &Buffers, chunks: u32) -> io::Result<Self> {
-        Self::map(buffers, chunks, 0, MapFlags::SHARED)
-    }
-
-    fn map(buffers: &Buffers, chunks: u32, bytes: usize, flags: MapFlags) -> io::Result<Self> {
         let chunk_bytes = buffers.chunk_bytes;
         let pool = (chunks as usize).checked_mul(chunk_bytes as usize);
         let pool = pool.and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
@@ -58,7 +44,7 @@ impl Memory {
         let bytes = pool.checked_add(bytes);
         let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = (flags | MapFlags::NORESERVE).bits() | MAP_ANONYMOUS;
+        let flags = (MapFlags::SHARED | MapFlags::NORESERVE).bits() | MAP_ANONYMOUS;
         let region = MmapRegion::build(None, bytes, protection.bits() as i32, flags as i32);
         Ok(Self {
             region: region.map_err(io::Error::other)?,
