@@ -48,14 +48,9 @@ pub struct Moves {
     pub lent_bytes: usize,
 }
 
-/// A source, connected to its target. Dropped when nobody waits for it: a device may take as long to forget memory as it would
-/// take to copy that.
+/// A source, connected to its target.
 #[derive(Clone, Debug)]
-pub struct SourceNode {
-    shared: Arc<Shared<Sending>>,
-    /// Its device knows the pool as long as this is there.
-    _ways: Option<Arc<Ways>>,
-}
+pub struct SourceNode(Arc<Shared<Sending>>);
 
 #[derive(Debug)]
 struct Sending {
@@ -113,7 +108,7 @@ impl SourceNode {
             let is_readable = mode == Mode::Pull;
             state.peer = Peer::Target(Connection::run(link, memory, is_readable, threads)?);
         }
-        Ok(Self::begin(shared, Some(ways)))
+        Ok(Self::begin(shared))
     }
 
     /// A source without a target, for whoever measures what it costs alone: chunks are free again as soon as they are full,
@@ -122,29 +117,26 @@ impl SourceNode {
         let mode = Mode::Pull;
         let shared = shared(Moves { mode, ..moves })?;
         lock(&shared.state).peer = Peer::Nobody;
-        Ok(Self::begin(shared, None))
+        Ok(Self::begin(shared))
     }
 
-    fn begin(shared: Arc<Shared<Sending>>, ways: Option<Ways>) -> Self {
+    fn begin(shared: Arc<Shared<Sending>>) -> Self {
         shared.tell(Input::Tick);
         let ticking = shared.clone();
         thread::spawn(move || ticking.tick());
-        Self {
-            shared,
-            _ways: ways.map(Arc::new),
-        }
+        Self(shared)
     }
 
     /// Whether chunks go by RDMA; not, too, if the connection is gone.
     pub fn is_rdma(&self) -> bool {
-        let state = lock(&self.shared.state);
+        let state = lock(&self.0.state);
         matches!(&state.peer, Peer::Target(connection) if connection.is_rdma())
     }
 
     /// Where a process's image is to be written, front to back.
     pub fn writer(&self, rank: u32) -> Writer {
         Writer {
-            shared: self.shared.clone(),
+            shared: self.0.clone(),
             rank,
             room: None,
             filled: 0,
@@ -156,35 +148,35 @@ impl SourceNode {
     /// Memory for writers to fill ([`Writer::write_lent`]); an error of kind `OutOfMemory`: [no more](Moves::lent_bytes) can be
     /// lent.
     pub fn lend(&self, bytes: usize) -> io::Result<Lent> {
-        Lent::new(&self.shared.memory, bytes)
+        Lent::new(&self.0.memory, bytes)
     }
 
     /// Waits until some of what a process has lent is given back; false: it has lent nothing.
     pub fn settle(&self, rank: u32) -> bool {
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&self.0.state);
         let count = |state: &Sending| state.lent_by(rank).count();
         let before = count(&state);
         while count(&state) == before && before > 0 {
-            state = self.shared.wait(state, rank);
+            state = self.0.wait(state, rank);
         }
         before > 0
     }
 
     /// Waits until a process's stream is at the target and was read there, or has failed.
     pub fn wait(&self, rank: u32) -> Result<(), Failure> {
-        let mut state = lock(&self.shared.state);
+        let mut state = lock(&self.0.state);
         loop {
             match state.over.get(&rank) {
                 Some(result) => return *result,
                 None if state.is_over => return Err(Failure::Lost),
-                None => state = self.shared.wait(state, rank),
+                None => state = self.0.wait(state, rank),
             }
         }
     }
 
     /// Nobody wants it any more.
     pub fn cancel(&self) {
-        self.shared.tell(Input::Cancel);
+        self.0.tell(Input::Cancel);
     }
 }
 

@@ -28,8 +28,6 @@ pub struct Leaving {
     /// Its image, where that is in memory of this machine: it is nobody's once the tree is restored.
     memory: Option<File>,
     image: Image<Box<dyn Sink>>,
-    /// What it went into: closed when nobody waits for that.
-    sink: Option<Box<dyn Sink>>,
     /// Memory that the tree does not wait for.
     feeder: Option<Feeder>,
     /// What its heir was told of, and has not said yet that it has read.
@@ -45,7 +43,6 @@ impl Leaving {
             handover: None,
             memory: None,
             image: Image::None,
-            sink: None,
             feeder: None,
             told: 0,
             ready: None,
@@ -192,8 +189,7 @@ impl Leaving {
             return Err(super::nonsense("the tree does not stand still"));
         };
         if let Image::Saved(saved, _) = std::mem::take(&mut self.image) {
-            let (sink, written) = saved.finish()?;
-            self.sink = Some(sink);
+            let (_, written) = saved.finish()?;
             self.image = Image::Written(Box::new(written.next));
         }
         self.note.way.arrive()?;
