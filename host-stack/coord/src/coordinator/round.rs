@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{CallId, Ns, RoundStatus};
+use super::{CallId, Ns, RoundStatus, later};
 use crate::phase::{Order, Phase, Step};
 
 #[derive(Debug)]
@@ -32,6 +32,13 @@ pub(super) struct Seat {
     pub(super) report: String,
 }
 
+impl Seat {
+    /// It has yet to do the present phase.
+    pub(super) fn is_at_it(&self) -> bool {
+        self.lost.is_none() && !self.is_done
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// Until nobody is missing.
@@ -57,8 +64,13 @@ impl Round {
     /// Those of them that have not done the present phase.
     pub(super) fn waiting(&self) -> Vec<String> {
         let waiting = self.seats.iter();
-        let waiting = waiting.filter(|(_, seat)| seat.lost.is_none() && !seat.is_done);
+        let waiting = waiting.filter(|(_, seat)| seat.is_at_it());
         waiting.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What members are doing may take as long as a phase may, from now on.
+    pub(super) fn takes_its_time(&mut self, now: Ns) {
+        self.deadline_ns = Some(later(now, self.order.phase_ms.max(1)));
     }
 
     pub(super) fn deadline(&self) -> Option<Ns> {

@@ -106,15 +106,13 @@ impl Machine {
         phase: Phase,
         result: Result<String, String>,
     ) -> Result<(), Refusal> {
-        let current = self.round.as_mut();
-        let current = current.filter(|at| at.number == number && at.phase() == Some(phase));
-        let Some(round) = current else {
+        let Some(round) = self.round_at(number, phase) else {
             return Ok(());
         };
         let Some(seat) = round.seats.get_mut(member) else {
             return Ok(());
         };
-        if seat.lost.is_some() || seat.is_done {
+        if !seat.is_at_it() {
             return Ok(());
         }
         match result {
@@ -134,16 +132,20 @@ impl Machine {
         Ok(())
     }
 
+    /// The round, if it is this one, and at this phase.
+    fn round_at(&mut self, number: u64, phase: Phase) -> Option<&mut Round> {
+        let round = self.round.as_mut();
+        round.filter(|at| at.number == number && at.phase() == Some(phase))
+    }
+
     /// A member gets on with the present phase, which may take as long again.
     pub(super) fn gets_on(&mut self, member: &str, number: u64, phase: Phase) {
-        let current = self.round.as_mut();
-        let current = current.filter(|at| at.number == number && at.phase() == Some(phase));
-        let Some(round) = current else {
+        let now = self.now;
+        let Some(round) = self.round_at(number, phase) else {
             return;
         };
-        let seat = round.seats.get(member);
-        if seat.is_some_and(|seat| seat.lost.is_none() && !seat.is_done) {
-            round.deadline_ns = Some(later(self.now, round.order.phase_ms.max(1)));
+        if round.seats.get(member).is_some_and(Seat::is_at_it) {
+            round.takes_its_time(now);
         }
     }
 
@@ -197,7 +199,7 @@ impl Machine {
         let (number, reason) = (round.number, cut(reason));
         round.end_step(self.now);
         round.at = At::Undo(reason.clone());
-        round.deadline_ns = Some(later(self.now, round.order.phase_ms.max(1)));
+        round.takes_its_time(self.now);
         let error = CallError::Undone {
             round: number,
             reason: reason.clone(),
@@ -311,7 +313,7 @@ impl Machine {
         };
         match round.step() {
             Some(Step::Do(phase)) => {
-                round.deadline_ns = Some(later(self.now, round.order.phase_ms.max(1)));
+                round.takes_its_time(self.now);
                 round.is_decided |= round.order.kind.is_decided_in(phase);
                 let message = ToMember::Begin {
                     round: round.number,

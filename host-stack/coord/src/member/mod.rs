@@ -75,6 +75,11 @@ struct Current {
 }
 
 impl Current {
+    /// The agent has yet to do this phase of this round.
+    fn is_at(&self, round: u64, phase: Phase) -> bool {
+        (self.round, self.phase) == (round, phase) && !self.is_done
+    }
+
     fn is_decided(&self) -> bool {
         self.order.kind.is_decided_in(self.phase)
     }
@@ -423,7 +428,7 @@ impl Machine {
         }
         let now = self.now;
         let current = self.current.as_mut();
-        let current = current.filter(|at| (at.round, at.phase) == (round, phase) && !at.is_done);
+        let current = current.filter(|current| current.is_at(round, phase));
         if let Some(current) = current {
             current.is_done = true;
             // Once it is decided, it waits for nothing but the end of it, however long others need.
@@ -440,8 +445,7 @@ impl Machine {
 
     fn gets_on(&mut self, round: u64, phase: Phase) {
         let current = self.current.as_ref();
-        let is_at_it =
-            current.is_some_and(|at| (at.round, at.phase) == (round, phase) && !at.is_done);
+        let is_at_it = current.is_some_and(|current| current.is_at(round, phase));
         if is_at_it && self.undoing == 0 {
             // However often it goes, nobody answers to it: that the coordinator is there is heard from pings, which go as well.
             let gets_on = ToCoordinator::GetsOn { round, phase };

@@ -26,7 +26,7 @@ use crate::{
     opened::Item,
     resource::FoundFile,
     spaces::{Key, Spaces},
-    state::{Backing, Contents, FileId, Kind, LockedBy, OpenFile, Tree},
+    state::{Backing, Contents, FileId, Kind, LockedBy, OpenFile, Process, Tree},
 };
 
 /// Files with names that a program writes to are saved up to so many bytes; of larger ones only what they are is
@@ -169,14 +169,8 @@ impl Saving {
     /// Files that processes have mapped to write to: their contents go back with the memory, if anybody has a descriptor
     /// of them or not.
     pub fn all_mapped(&mut self, tree: &mut Tree, collected: &mut Collected) -> Result<()> {
-        let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
-        for area in bodies.flat_map(|body| &body.areas) {
-            if let Backing::File {
-                file, write: true, ..
-            } = &area.backing
-            {
-                self.mapped(file, &mut tree.files, collected)?;
-            }
+        for file in mapped(&tree.processes) {
+            self.mapped(file, &mut tree.files, collected)?;
         }
         Ok(())
     }
@@ -233,18 +227,9 @@ impl Saving {
 
     /// The same, of files that go along: as what is mapped of them they are open, for whoever has other files there.
     pub fn all_mapped_along(&mut self, tree: &mut Tree, collected: &mut Collected) -> Result<()> {
-        let bodies = tree.processes.iter().filter_map(|it| it.body.as_ref());
-        let mapped: BTreeSet<_> = bodies
-            .flat_map(|body| &body.areas)
-            .filter_map(|area| match &area.backing {
-                Backing::File {
-                    file, write: true, ..
-                } => Some(file.path.clone()),
-                _ => None,
-            })
-            .collect();
+        let mapped: BTreeSet<_> = mapped(&tree.processes).map(|file| &file.path).collect();
         for path in mapped {
-            let name = Path::new(OsStr::from_bytes(&path));
+            let name = Path::new(OsStr::from_bytes(path));
             let failed = |source| Error::io(name.display().to_string(), source);
             // To open a device does something.
             if !fs::metadata(name).map_err(failed)?.is_file() {
@@ -257,7 +242,7 @@ impl Saving {
             tree.files.push(OpenFile {
                 flags: libc::O_RDWR,
                 kind: Kind::Path {
-                    path,
+                    path: path.clone(),
                     offset: 0,
                     file: None,
                     tail: 0,
@@ -345,4 +330,17 @@ impl Saving {
         }
         Ok(())
     }
+}
+
+/// Files that processes have mapped to write to, as often as they have.
+fn mapped(processes: &[Process]) -> impl Iterator<Item = &FileId> {
+    let bodies = processes.iter().filter_map(|it| it.body.as_ref());
+    bodies
+        .flat_map(|body| &body.areas)
+        .filter_map(|area| match &area.backing {
+            Backing::File {
+                file, write: true, ..
+            } => Some(file),
+            _ => None,
+        })
 }

@@ -104,7 +104,7 @@ impl Terminals {
     /// Finds out what is in them, when nothing can be refused any more.
     pub fn contents(&mut self, terminals: &mut [Terminal]) -> Result<()> {
         let served = self.met.values_mut().filter(|met| met.master.is_some());
-        let (mut looked, mut names) = (Vec::new(), Vec::new());
+        let (mut looked, mut failures) = (Vec::new(), Vec::new());
         for (met, terminal) in served.zip(terminals) {
             let Some(master) = met.master.take() else {
                 continue;
@@ -140,16 +140,9 @@ impl Terminals {
                 slave,
                 terminal,
             });
-            names.push((met.pid, &met.what));
+            failures.push(failed);
         }
-        device::contents(&mut looked).map_err(|(number, source)| {
-            let (pid, what) = names[number];
-            Error::Process {
-                pid,
-                what: format!("what is in the terminal {what}"),
-                source,
-            }
-        })
+        device::contents(&mut looked).map_err(|(number, source)| failures[number](source))
     }
 }
 
