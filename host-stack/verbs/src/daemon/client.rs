@@ -67,27 +67,40 @@ enum Outcome {
     End,
 }
 
+/// What becomes of a user after a message.
+pub(super) enum Served {
+    /// It goes on.
+    Stays,
+    /// It is gone, or talks nonsense.
+    Ends,
+    /// It is no user any more: its place is another's.
+    IsTaken,
+}
+
 impl Daemon {
-    /// Reads one message of a user, and answers it. False if the user is gone, or talks nonsense.
-    pub(super) fn serve(&mut self, index: usize) -> bool {
-        let Some(client) = self.clients.get(index) else {
-            return true;
-        };
+    /// Reads one message of a user, and answers it.
+    pub(super) fn serve(&mut self, index: usize) -> Served {
+        let client = &self.clients[index];
         let Ok(Some((ask, fds))) = socket::receive::<Ask>(&client.socket) else {
-            return false;
+            return Served::Ends;
         };
-        let process = client.process;
-        let ask = match ask {
+        let goes_on = match ask {
             Ask::Reach {
                 node,
                 names,
                 first,
                 refusal,
-            } if process.is_none() => {
+            } if client.process.is_none() => {
                 return self.reach(index, node, (names, first), refusal);
             }
-            ask => ask,
+            ask => self.reply(index, ask, fds),
         };
+        if goes_on { Served::Stays } else { Served::Ends }
+    }
+
+    /// Does what a user asks for, and answers. False if it ends by that.
+    fn reply(&mut self, index: usize, ask: Ask, fds: Vec<OwnedFd>) -> bool {
+        let process = self.clients[index].process;
         if let (Ask::Hello { version }, None) = (&ask, process) {
             return *version == VERSION && self.welcome(index, fds);
         }
@@ -115,13 +128,13 @@ impl Daemon {
         node: u32,
         first: (Vec<String>, Vec<u8>),
         refusal: Vec<u8>,
-    ) -> bool {
+    ) -> Served {
         if let Some(remote) = &mut *self.host.remote.borrow_mut() {
             let client = self.clients.remove(index);
             remote.reach(client.socket, node, first, refusal);
-            return true;
+            return Served::IsTaken;
         }
-        false
+        Served::Ends
     }
 
     /// The HCAs that are here: the first one, and the one after the last.

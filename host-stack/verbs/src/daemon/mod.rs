@@ -50,7 +50,7 @@ use crate::{
     client::map_device,
     place::{CAPTURE_ENV, PLAN_ENV, Place, faults_from_env},
 };
-use client::Client;
+use client::{Client, Served};
 pub use clocks::Clocks;
 use host::DaemonHost;
 use lookup::Directory;
@@ -317,7 +317,12 @@ impl Daemon {
         for index in (0..self.clients.len()).rev() {
             let (message, ended) = (ready[2 + 2 * index], ready[3 + 2 * index]);
             let ended = ended && self.clients[index].process_end.is_some();
-            if message && !self.serve(index) || ended {
+            let leaves = match message.then(|| self.serve(index)) {
+                None | Some(Served::Stays) => ended,
+                Some(Served::Ends) => true,
+                Some(Served::IsTaken) => false,
+            };
+            if leaves {
                 self.leave(index);
             }
         }
