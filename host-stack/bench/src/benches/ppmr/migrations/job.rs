@@ -157,9 +157,15 @@ impl Job {
             shared: wanted.shared.map(Shared::directory),
             at: RefCell::new(from.to_owned()),
         };
-        match job.lines.next() {
-            Some(Ok(_)) => Ok(job),
-            _ => Err(job.failed()),
+        job.line()?;
+        Ok(job)
+    }
+
+    /// Waits for the next line that it prints.
+    pub fn line(&mut self) -> Result<(), AnyError> {
+        match self.lines.next() {
+            Some(Ok(_)) => Ok(()),
+            _ => Err(self.failed()),
         }
     }
 

@@ -250,14 +250,14 @@ impl Scene {
             return Ok(());
         };
         let samples = &mut self.measured.kernels;
-        let alone_ms = running.run(None, &self.here, 0.0)?;
+        let alone_ms = running.run(None, &self.here)?;
         let alone = samples.entry((name, None)).or_default();
         alone.push(Some(alone_ms));
         for strategy in lines::ways_of(name) {
             if self.here.has(strategy) {
-                let took = running.run(Some(strategy), &self.here, alone_ms);
+                let took = running.run(Some(strategy), &self.here);
                 let took = took.map_err(|why| {
-                    // It may have ended before the third migration, on a machine that is busy.
+                    // It may have ended before the third migration, by a strategy that is slow to begin.
                     let left_out = format!("a run of {name} with {strategy:?} is left out: {why}");
                     self.here.left_out.push(left_out);
                 });
