@@ -443,6 +443,10 @@ fn is_killed(seed: u64, round: u64) -> (String, Fate) {
     }
     trees.tell("stop");
     let ended = trees.ended();
+    // Nobody else waits for a program that has outlived its supervisor.
+    wait_until(&format!("{what}: {ended:?}: both are right"), || {
+        trees.has_said(&["server right"]) && trees.has_said(&["client client right"])
+    });
     let output = trees.output();
     let count = |said: &str| output.matches(said).count();
     assert_eq!(
