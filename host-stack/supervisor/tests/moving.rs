@@ -62,8 +62,7 @@ fn a_member_moves_with_its_connections_again_and_again() {
     streams(&mut trees, [None, None]);
     for (times, member) in [(1, "server"), (1, "client"), (2, "server")] {
         trees.begin_move(member, None);
-        let said = format!("{member} has moved");
-        wait_until(&said, || trees.output().matches(&said).count() == times);
+        trees.wait_for_times(times, &format!("{member} has moved"));
         // Whoever asks for it finds it, and there is one of it.
         trees.dump(false).unwrap();
         assert_eq!(runs(&trees, &format!("stream_{member}")), 1);
@@ -138,9 +137,7 @@ fn files_go_along_whoever_writes_to_them() {
         });
         for times in 1..=4 {
             trees.begin_move_by("one", strategy, None);
-            wait_until("one has moved", || {
-                trees.output().matches("one has moved").count() == times
-            });
+            trees.wait_for_times(times, "one has moved");
         }
         drop(stop);
         let written = others.join().unwrap();
@@ -289,9 +286,7 @@ fn a_member_moves_by_each_way_that_its_image_may_take() {
     streams(&mut trees, [None, None]);
     for (times, strategy) in (1..).zip(["ppmr", "pre-copy", "post-copy", "rdma-local", "shared"]) {
         trees.begin_move_by("server", strategy, None);
-        wait_until(&format!("server has moved by {strategy}"), || {
-            trees.output().matches("server has moved").count() == times
-        });
+        trees.wait_for_times(times, "server has moved");
         assert_eq!(runs(&trees, "stream_server"), 1);
     }
     trees.dump(false).unwrap();
@@ -513,9 +508,7 @@ fn changes_by(strategy: &str) {
                 });
             }
             trees.begin_move_by("one", strategy, None);
-            wait_until("one has moved", || {
-                trees.output().matches("one has moved").count() == times
-            });
+            trees.wait_for_times(times, "one has moved");
         }
         trees.tell("go");
         let (ended, output) = (trees.ended(), trees.output());

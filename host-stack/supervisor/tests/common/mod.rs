@@ -542,10 +542,16 @@ impl Trees {
     }
 
     pub fn wait_for(&self, text: &str) {
-        wait_until_or(
-            || self.output().contains(text),
-            || format!("{text:?} in {}", self.output()),
-        );
+        self.wait_until(text, || self.output().contains(text));
+    }
+
+    /// Until it has been printed so many times.
+    pub fn wait_for_times(&self, times: usize, text: &str) {
+        self.wait_until(text, || self.output().matches(text).count() == times);
+    }
+
+    fn wait_until(&self, text: &str, is_so: impl FnMut() -> bool) {
+        wait_until_or(is_so, || format!("{text:?} in {}", self.output()));
     }
 
     pub fn tell(&self, name: &str) {

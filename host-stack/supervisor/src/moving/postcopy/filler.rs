@@ -17,7 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::image::Piece;
 use snaprig_peers::packets;
@@ -65,6 +68,7 @@ fn failed(source: impl Into<io::Error>) -> Error {
 /// The process, as the tree's supervisor has it.
 pub struct Filler {
     socket: OwnedFd,
+    process: OwnedFd,
     follows: Follows,
     /// What is missing stays missing as long as somebody has these.
     userfaults: Vec<Userfault>,
@@ -87,12 +91,16 @@ impl Filler {
                 }
                 process::exit(0)
             }
-            child if child < 0 => Err(failed(io::Error::last_os_error())),
-            _ => Ok(Self {
-                socket,
-                follows,
-                userfaults: Vec::new(),
-            }),
+            child => {
+                let child = Pid::from_raw(child.max(0)).ok_or_else(io::Error::last_os_error);
+                let process = child.and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
+                Ok(Self {
+                    socket,
+                    process: process.map_err(failed)?,
+                    follows,
+                    userfaults: Vec::new(),
+                })
+            }
         }
     }
 
@@ -110,8 +118,22 @@ impl Filler {
         say(&self.socket, &Said::All, &[]).map_err(failed)
     }
 
-    /// Until nothing is missing, and now and then as long as more comes.
-    pub fn wait(mut self, mut more: impl FnMut()) -> Result<()> {
+    /// Until nothing is missing and nobody has a userfaultfd of the tree, with which it could not be checkpointed; and now
+    /// and then as long as more comes.
+    pub fn wait(mut self, more: impl FnMut()) -> Result<()> {
+        self.wait_until_whole(more)?;
+        drop((self.socket, self.userfaults));
+        // It hears that it is not needed any more, and has nothing else to do than to end.
+        let mut ended = [PollFd::new(&self.process, PollFlags::IN)];
+        while let Err(error) = poll(&mut ended, None) {
+            if error != rustix::io::Errno::INTR {
+                return Err(failed(error));
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_until_whole(&mut self, mut more: impl FnMut()) -> Result<()> {
         loop {
             match hear(&self.socket).map_err(failed)? {
                 Some((Said::Space(_), fds)) => {
