@@ -58,6 +58,12 @@ fn comes_and_goes(kernel: &str, ways: &[&[&str]]) {
         assert_eq!(migrated["to"], places[1]);
         let said = migrated["strategy"].as_str().expect("a name");
         let strategy = way.get(1).unwrap_or(&"ppmr");
+        let transport = match *strategy {
+            "local" | "shared" => None,
+            _ if cfg!(feature = "rdma") && !way.contains(&"tcp") => Some("rdma"),
+            _ => Some("tcp"),
+        };
+        assert_eq!(migrated["transport"].as_str(), transport);
         match *strategy {
             "ppmr" => assert_eq!(said, "ppmr"),
             by_file => assert_eq!(said, format!("{by_file} ({})", file_system(&files))),
@@ -95,7 +101,7 @@ migrations! {
         &["--strategy", "local"],
         &["--strategy", "shared"],
     ];
-    again_and_again: "sp", &[&[], &[], &[]];
+    again_and_again: "sp", &[&[], &["--strategy", "ppmr", "--transport", "tcp"], &[]];
 }
 
 /// What scp takes goes from the node where processes are, though they have the network of the one that they were on first.

@@ -134,8 +134,8 @@ fn source(common: &Common, is_push: bool, sizes: &[u64]) -> Result<(), Box<dyn E
     };
     let start = Instant::now();
     let node = SourceNode::connect(&common.address, &Token::read(&common.token)?, moves)?;
-    let way = if node.is_rdma() { "RDMA" } else { "TCP" };
-    println!("connected by {way}");
+    let transport = node.transport().ok_or("the target is gone")?;
+    println!("connected by {transport}");
     let begun = Instant::now();
     let writers = (0u32..).zip(sizes).map(|(rank, &size)| {
         let (node, writer) = (node.clone(), node.writer(rank));
@@ -154,7 +154,7 @@ fn source(common: &Common, is_push: bool, sizes: &[u64]) -> Result<(), Box<dyn E
     let seconds = begun.elapsed().as_secs_f64();
     let greeting_ms = (begun - start).as_secs_f64() * 1e3;
     println!(
-        "{bytes} bytes in {seconds:.3} s, {:.0} MB/s by {way}; connected in {greeting_ms:.1} ms",
+        "{bytes} bytes in {seconds:.3} s, {:.0} MB/s by {transport}; connected in {greeting_ms:.1} ms",
         bytes / seconds / 1e6
     );
     Ok(())

@@ -5,6 +5,7 @@ use std::{path::Path, process::ExitCode};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use snaprig_fabric::nodes::requests::{self, REQUESTS};
+use snaprig_ppmr::driver::transport::Transport;
 use snaprig_supervisor::{Job, JobDump, JobDumped, JobMember};
 
 use super::{
@@ -85,6 +86,9 @@ pub struct Moved {
     /// What its image was in meanwhile, if that was a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<FileSystem>,
+    /// How chunks of its image went, if it was cut into some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
 }
 
 impl Moved {
@@ -97,6 +101,7 @@ impl Moved {
             took_ms: moved.took.as_secs_f64() * 1e3,
             steps_ms: steps.map(|(step, ns)| (step.clone(), ms(ns))).collect(),
             files: files.cloned(),
+            transport: moved.transport,
         }
     }
 

@@ -9,6 +9,7 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 use snaprig_fabric::nodes::requests::{self, LOOK_EVERY, Peopled};
+use snaprig_ppmr::driver::transport::Transport;
 
 use crate::{
     AnyError,
@@ -64,6 +65,9 @@ pub struct Migrated {
     to: String,
     /// The way that memory took, with the file system that it took it by.
     strategy: String,
+    /// How chunks went, if it was by a pipeline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    transport: Option<Transport>,
     /// How long processes of the node ran nowhere, in all.
     blackout_ms: f64,
     took_ms: f64,
@@ -118,6 +122,7 @@ pub fn migrate(migration: &Migration, from: &str, to: Option<&str>) -> Result<Mi
         from: from.node.clone(),
         to: to.to_owned(),
         strategy: strategy.by(members.iter().find_map(|moved| moved.files.as_ref())),
+        transport: members.iter().find_map(|moved| moved.transport),
         blackout_ms: sum(|moved| moved.blackout_ms),
         took_ms: sum(|moved| moved.took_ms),
         members,
@@ -131,9 +136,15 @@ impl Migrated {
             println!("{}", serde_json::to_string(self)?);
             return Ok(());
         }
+        let over = self.transport.map(|transport| format!(" over {transport}"));
         println!(
-            "{} runs on {} now, after {:.0} ms by {}; it stood still for {:.0} ms",
-            self.from, self.to, self.took_ms, self.strategy, self.blackout_ms
+            "{} runs on {} now, after {:.0} ms by {}{}; it stood still for {:.0} ms",
+            self.from,
+            self.to,
+            self.took_ms,
+            self.strategy,
+            over.unwrap_or_default(),
+            self.blackout_ms
         );
         for (step, ms) in self.members.iter().flat_map(Moved::steps) {
             println!("  {step:<10} {ms:>9.1} ms");

@@ -12,7 +12,7 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 use snaprig_peers::Stream;
 
-use super::{lock, memory::Memory, outbox::Outbox, rdma, tcp};
+use super::{lock, memory::Memory, outbox::Outbox, rdma, tcp, transport::Transport};
 use crate::message::{Messages, encode_framed};
 
 const READ_BYTES: usize = 64 << 10;
@@ -170,9 +170,12 @@ impl Connection {
         drop(over.wait_timeout_while(is_over, HEAR_MAX, |is_over| !*is_over));
     }
 
-    /// Whether chunks go by RDMA.
-    pub fn is_rdma(&self) -> bool {
-        matches!(self.chunks, Chunks::Rdma(_))
+    /// How chunks go.
+    pub fn transport(&self) -> Transport {
+        match self.chunks {
+            Chunks::Socket(_) => Transport::Tcp,
+            Chunks::Rdma(_) => Transport::Rdma,
+        }
     }
 
     /// A message is to leave, after those before. It does when the outbox is flushed.

@@ -127,10 +127,12 @@ impl SourceNode {
         Self(shared)
     }
 
-    /// Whether chunks go by RDMA; not, too, if the connection is gone.
-    pub fn is_rdma(&self) -> bool {
-        let state = lock(&self.0.state);
-        matches!(&state.peer, Peer::Target(connection) if connection.is_rdma())
+    /// How chunks go; none: the target is gone.
+    pub fn transport(&self) -> Option<Transport> {
+        match &lock(&self.0.state).peer {
+            Peer::Target(connection) => Some(connection.transport()),
+            _ => None,
+        }
     }
 
     /// Where a process's image is to be written, front to back.

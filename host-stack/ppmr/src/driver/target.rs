@@ -388,6 +388,13 @@ impl Reader {
         self.stream
     }
 
+    /// How its chunks go; none: its source is gone.
+    pub fn transport(&self) -> Option<Transport> {
+        let state = lock(&self.shared.state);
+        let connection = state.connections.get(&self.stream.connection);
+        connection.map(Connection::transport)
+    }
+
     /// What it has read or let go by ([`Self::take_unread`]), and will, has this checksum.
     pub fn vouch(&mut self, digest: Digest) {
         self.digest = digest;

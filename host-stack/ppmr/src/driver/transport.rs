@@ -1,7 +1,12 @@
 //! Which way chunks may go.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 /// Which way chunks may go. Both sides say so.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// By RDMA if both sides have a device and reach each other, over TCP if not.
     #[default]
@@ -10,6 +15,16 @@ pub enum Transport {
     Tcp,
     /// By RDMA, or not at all.
     Rdma,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            Self::Auto => "RDMA or TCP",
+            Self::Tcp => "TCP",
+            Self::Rdma => "RDMA",
+        })
+    }
 }
 
 /// The port of an RDMA device.

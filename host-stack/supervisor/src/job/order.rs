@@ -13,6 +13,7 @@ use snaprig_coord::{
     message::{CallError, MemberStatus, NOT_NOW, Outcome, RoundStatus, Summary},
     phase::{Kind, Moves, Order},
 };
+use snaprig_ppmr::driver::transport::Transport;
 use snaprig_resources::error::{Error, Result};
 use snaprig_resources::event::Event;
 
@@ -100,6 +101,8 @@ pub struct Moved {
     pub pause: Duration,
     /// How long it took in all.
     pub took: Duration,
+    /// How chunks of its image went, if it was cut into some.
+    pub transport: Option<Transport>,
 }
 
 /// How long a member stood still in a round, from its stop to the round's end.
@@ -187,6 +190,7 @@ pub fn move_member(
                         pause: standing(&summary.steps).saturating_sub(since_it_runs()),
                         steps: summary.steps,
                         took: begun.elapsed(),
+                        transport: None,
                     }),
                     Some((member, why)) => Err(none(format!(
                         "it has moved, but {member} does not go on: {why}"

@@ -8,6 +8,7 @@ use std::{
 };
 
 use snaprig_ckpt::restart::Staging;
+use snaprig_ppmr::driver::transport::Transport;
 use snaprig_resources::error::{Error, Result};
 
 use super::{
@@ -133,6 +134,14 @@ impl Awaited {
                 )
             }
         })
+    }
+
+    /// Waits until it comes, if it comes through a pipeline: how chunks of it go.
+    pub fn transport(&self) -> Option<Transport> {
+        match self {
+            Self::Pipeline(incoming) | Self::Kept { incoming, .. } => incoming.transport(),
+            Self::Descriptor | Self::File { .. } | Self::Coming(_) => None,
+        }
     }
 
     /// Its file, which whoever opens the image once more needs to be there: one that has no name cannot be opened again on every

@@ -96,7 +96,7 @@ pub fn inherit(
     let listener = packets::listen(&path, 1, SocketFlags::empty());
     let listener = listener.map_err(failed)?;
     let (runs, running) = io::pipe().map_err(failed)?;
-    let ordered = heir.orders(patience, runs, told)?;
+    let ordered = heir.orders(patience, runs, &awaited, told)?;
     let arrived = heir.arrives(&listener, &ordered, patience, awaited);
     // The path need not be there any more.
     let _ = fs::remove_file(&path);
@@ -148,13 +148,14 @@ impl Heir<'_> {
         &self,
         patience: Duration,
         runs: PipeReader,
+        awaited: &Awaited,
         told: impl FnOnce(&Result<Moved>),
     ) -> Result<PipeReader> {
         let (ordered, orders) = io::pipe().map_err(failed)?;
         let heir = rustix::process::getpid();
         // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         match unsafe { libc::fork() } {
-            0 => process::exit(self.order(heir, patience, runs, told)),
+            0 => process::exit(self.order(heir, patience, runs, awaited, told)),
             child if child < 0 => Err(failed(io::Error::last_os_error())),
             _ => {
                 drop(orders);
@@ -245,6 +246,7 @@ impl Heir<'_> {
         heir: Pid,
         patience: Duration,
         mut runs: PipeReader,
+        awaited: &Awaited,
         told: impl FnOnce(&Result<Moved>),
     ) -> i32 {
         let since = Arc::new(OnceLock::new());
@@ -259,6 +261,10 @@ impl Heir<'_> {
         let moved = job::move_member(self.job, &self.moves, &self.note, patience, since_it_runs);
         // What others hear of its end is that they are not connected any more.
         let is_gone = rustix::process::getppid() != Some(heir);
+        let moved = moved.map(|moved| Moved {
+            transport: awaited.transport(),
+            ..moved
+        });
         let moved = moved.map_err(|error| match is_gone {
             true => Error::Job {
                 what: format!(

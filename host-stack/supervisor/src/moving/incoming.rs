@@ -15,7 +15,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read, Write},
+    io::{self, PipeReader, PipeWriter, Read, Write},
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     process,
@@ -33,6 +33,7 @@ use snaprig_ppmr::{
     driver::{
         common::{CommonPool, Part},
         target::{GivesBack, Reader, Takes, TargetNode},
+        transport::Transport,
     },
 };
 use snaprig_resources::error::{Error, Result, chain};
@@ -80,6 +81,8 @@ pub struct Incoming {
     read_bytes: u32,
     is_whole: bool,
     child: Pid,
+    /// A byte comes of it when chunks do: whether they come by RDMA.
+    by_rdma: PipeReader,
 }
 
 fn failed(source: impl Into<io::Error>) -> Error {
@@ -104,6 +107,7 @@ impl Incoming {
         let pool = CommonPool::new(&pipelined.buffers, 1).map_err(failed)?;
         let secret = snaprig_peers::token::random().map_err(failed)?;
         let (socket, its_own) = packets::pair().map_err(failed)?;
+        let (by_rdma, says_by_rdma) = io::pipe().map_err(failed)?;
         let heir = rustix::process::getpid();
         // SAFETY: the process has one thread, so its child is a whole copy of it, and may do what it likes.
         let child = match unsafe { libc::fork() } {
@@ -112,7 +116,7 @@ impl Incoming {
                 let _ = set_parent_process_death_signal(Some(Signal::KILL));
                 if rustix::process::getppid() == Some(heir) {
                     let target = (pipelined, Token::new(secret), pool);
-                    beside(target, &its_own, takes);
+                    beside(target, &its_own, says_by_rdma, takes);
                 }
                 process::exit(0);
             }
@@ -126,6 +130,7 @@ impl Incoming {
             read_bytes: 0,
             is_whole: false,
             child,
+            by_rdma,
         };
         let target = match incoming.hear().map_err(failed)? {
             Said::Listens(at) => at.parse().map_err(|_| failed(io::Error::other(at)))?,
@@ -141,6 +146,16 @@ impl Incoming {
             compress: pipelined.compress,
         };
         Ok((incoming, to))
+    }
+
+    /// Waits until the source has come: how chunks go, in whatever process that is asked; none: it does not come.
+    pub fn transport(&self) -> Option<Transport> {
+        let mut by_rdma = [0];
+        (&self.by_rdma).read_exact(&mut by_rdma).ok()?;
+        Some(match by_rdma {
+            [0] => Transport::Tcp,
+            _ => Transport::Rdma,
+        })
     }
 
     /// Waits until the file that it is written to has all of it.
@@ -221,6 +236,7 @@ impl Drop for Incoming {
 fn beside(
     (pipelined, token, pool): (&Pipelined, Token, CommonPool),
     heir: &OwnedFd,
+    mut by_rdma: PipeWriter,
     takes: impl FnOnce(Reader, &OwnedFd) -> io::Result<()>,
 ) {
     begin_round();
@@ -236,7 +252,12 @@ fn beside(
         let target = TargetNode::listen(&any, &token, target)?;
         say(heir, &Said::Listens(target.address().to_string()), &[])?;
         let reader = target.next_reader();
-        takes(reader.ok_or(io::ErrorKind::UnexpectedEof)?, heir)
+        let reader = reader.ok_or(io::ErrorKind::UnexpectedEof)?;
+        if let Some(transport) = reader.transport() {
+            // If nobody is there to be told, nobody asks.
+            let _ = by_rdma.write(&[u8::from(transport == Transport::Rdma)]);
+        }
+        takes(reader, heir)
         // The source has been told by now: who hears the last word ends this process.
     };
     let last = match run() {
