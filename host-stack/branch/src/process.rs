@@ -98,9 +98,8 @@ pub fn main(task: &str) -> Result<i32, AnyError> {
             be_first(&task).map(|()| 0)
         }
         child => keep(
-            Pid::from_raw(child)
-                .filter(|_| child > 0)
-                .ok_or_else(io::Error::last_os_error)?,
+            // The -1 of a fork that failed is no number of a process.
+            Pid::from_raw(child.max(0)).ok_or_else(io::Error::last_os_error)?,
         ),
     }
 }

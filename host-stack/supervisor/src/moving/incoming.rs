@@ -120,7 +120,7 @@ impl Incoming {
                 }
                 process::exit(0);
             }
-            child => Pid::from_raw(child).ok_or_else(|| failed(io::Error::last_os_error()))?,
+            child => super::child_of(child).map_err(failed)?,
         };
         drop(its_own);
         let incoming = Self {

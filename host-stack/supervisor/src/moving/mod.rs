@@ -37,9 +37,10 @@ mod source;
 mod spoken;
 pub mod way;
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use libc::pid_t;
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::store::{Joined, Store};
 use snaprig_ckpt_plugin::phase::{Part, Phase as PluginPhase, Span};
@@ -86,6 +87,12 @@ impl Note {
     pub fn of(order: &Order) -> Result<Self> {
         postcard::from_bytes(&order.note).map_err(|error| nonsense(&error.to_string()))
     }
+}
+
+/// The process that fork(2) has made, as its parent has it. The -1 of a fork that failed is no number of a process: to kill(2)
+/// it is everybody.
+fn child_of(forked: pid_t) -> io::Result<Pid> {
+    Pid::from_raw(forked.max(0)).ok_or_else(io::Error::last_os_error)
 }
 
 fn nonsense(what: &str) -> Error {
@@ -232,5 +239,17 @@ impl Moving {
         // Also where nobody was told of it.
         parts.plugins.borrow_mut().take_part(Part::All);
         Ok(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_that_failed_has_made_nobody() {
+        assert!(child_of(-1).is_err());
+        let own = rustix::process::getpid();
+        assert_eq!(child_of(own.as_raw_pid()).unwrap(), own);
     }
 }

@@ -19,7 +19,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{PidfdFlags, pidfd_open},
 };
 use serde::{Deserialize, Serialize};
 use snaprig_ckpt_image::image::Piece;
@@ -92,7 +92,7 @@ impl Filler {
                 process::exit(0)
             }
             child => {
-                let child = Pid::from_raw(child.max(0)).ok_or_else(io::Error::last_os_error);
+                let child = super::super::child_of(child);
                 let process = child.and_then(|pid| Ok(pidfd_open(pid, PidfdFlags::empty())?));
                 Ok(Self {
                     socket,
